@@ -1,6 +1,6 @@
 """Run training programs under torchrun, watch them, and report what happened.
 
-The public Python interface has two functions: `plan` returns the launches of a command line, and `run_one` runs one
+The public Python interface has two functions: `plan` returns the launches for a command line, and `run_one` runs one
 launch.
 """
 

@@ -2,7 +2,7 @@
 
 HarnessError
 ├── UsageError      a wrong option, pattern, override or environment value      exit 2
-├── ScenarioError   a scenario file that cannot be used, all mistakes at once   exit 2
+├── ScenarioError   a scenario file that cannot be used, all errors at once     exit 2
 ├── StoredRunError  a run directory that cannot be read                         exit 2
 │   └── StillRunning    a run that is still in progress, so not judged yet      exit 125
 ├── MissingNeed     a need from the command line that this machine cannot meet  exit 2
@@ -24,11 +24,11 @@ class HarnessError(Exception):
 
 
 class UsageError(HarnessError):
-    """Raised for a wrong option, pattern, override or environment value."""
+    """Raised if an option, pattern, override or environment value is wrong."""
 
 
 class ScenarioError(HarnessError):
-    """Raised for mistakes in scenario files. Its text has one line per mistake."""
+    """Raised if scenario files contain errors. The message has one line per error."""
 
     def __init__(self, mistakes: Sequence[str]) -> None:
         self.mistakes = tuple(mistakes)

@@ -1,4 +1,4 @@
-"""Checks of this machine for the command `nsa-harness doctor`.
+"""Checks this machine for the command `nsa-harness doctor`.
 
 A value that cannot be measured raises no exception; the reason is returned instead.
 """
@@ -139,7 +139,7 @@ def space_facts(path: Path) -> SpaceFacts:
 
 
 def name_facts(name: Callable[[], str] = socket.getfqdn, resolve: Resolver | None = None) -> NameFacts:
-    """Return the host name that torchrun uses, and which of its addresses work on this machine.
+    """Return the host name that torchrun uses, its addresses, and the addresses that work on this machine.
 
     `name` returns the host name. `resolve` returns its addresses; the default is the resolver of the system.
     """
@@ -174,7 +174,7 @@ class ClockComparison:
         self._wall_s, self._monotonic_ns = wall_s(), monotonic_ns()
 
     def passed_s(self) -> tuple[float, float]:
-        """Return the seconds since the start, and how many seconds the wall clock has gained since then.
+        """Return the seconds since this object was created, and the seconds that the wall clock has gained since then.
 
         The first value is measured on the monotonic clock.
         """
@@ -183,7 +183,7 @@ class ClockComparison:
 
 
 def clock_facts(comparison: ClockComparison) -> ClockFacts:
-    """Return how the clocks behaved since `comparison` was created."""
+    """Measure how the clocks have behaved since `comparison` was created."""
     backwards = _backward_steps(comparison.monotonic_ns)
     over_s, drift_s = comparison.passed_s()
     latest_s = max(path.stat().st_mtime for path in _PACKAGE.rglob("*.py"))
@@ -192,7 +192,7 @@ def clock_facts(comparison: ClockComparison) -> ClockFacts:
 
 
 def slurm_facts(environ: Mapping[str, str]) -> SlurmFacts:
-    """Return which Slurm commands exist, and whether sinfo answers."""
+    """Check which Slurm commands exist, and whether sinfo responds."""
     path = environ.get("PATH")
     missing = tuple(name for name in _SLURM if shutil.which(name, path=path) is None)
     job = environ.get("SLURM_JOB_ID")
@@ -204,7 +204,7 @@ def slurm_facts(environ: Mapping[str, str]) -> SlurmFacts:
 
 
 def left_over(parents: Iterable[Path], now_s: float | None = None) -> tuple[LeftOver, ...]:
-    """Return directories below `parents` that ended runs of this user have left behind.
+    """Return the directories below `parents` that this user's runs left behind when they ended.
 
     They contain status files. Directories younger than a minute are ignored. `now_s` is the current time; the default
     is the wall clock.
@@ -248,7 +248,10 @@ def _resolve(name: str) -> list[str]:
 
 
 def _bind_trouble(address: str, *, reach: bool = False) -> str | None:
-    """Return why no process can listen on a port of `address`, or None if that works."""
+    """Return the reason why no process can listen on a port of `address`, or None if a process can.
+
+    `reach`: also check that the port can be reached.
+    """
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
         with socket.socket(family, socket.SOCK_STREAM) as server:
@@ -269,7 +272,7 @@ def _interfaces() -> tuple[str, ...]:
 
 
 def _backward_steps(monotonic_ns: Callable[[], int]) -> int:
-    """Return how often the clock goes back while this thread moves from core to core."""
+    """Return the number of times that the clock goes back while this thread moves from core to core."""
     cores = os.sched_getaffinity(0)
     back, last = 0, monotonic_ns()
     try:
@@ -306,7 +309,7 @@ def limit_facts(proc: Path = _PROC, groups: Path = ROOT) -> LimitFacts:
 
 
 def memory_facts(proc: Path = _PROC, groups: Path = ROOT) -> MemoryFacts:
-    """Return the memory of the machine, or of the control group with the lowest limit."""
+    """Return the total and available memory of the machine, or of the control group with the lowest limit."""
     lines = kernel_fields(proc / "meminfo")
     total, available = (_kib(lines.get(name, "")) for name in ("MemTotal", "MemAvailable"))
     for group in control_groups("self", "memory", groups, proc):
@@ -318,19 +321,19 @@ def memory_facts(proc: Path = _PROC, groups: Path = ROOT) -> MemoryFacts:
 
 
 def core_facts(proc: Path = _PROC, groups: Path = ROOT) -> CoreFacts:
-    """Return the CPU cores that this process may use, and its lowest CPU quota."""
+    """Return the CPU cores that this process is allowed to use, and its lowest CPU quota."""
     quotas = [quota for group in control_groups("self", "cpu", groups, proc) if (quota := _quota(group)) is not None]
     return CoreFacts(usable=len(os.sched_getaffinity(0)), quota=min(quotas, default=None))
 
 
 def tightest(limits: list[tuple[int | None, int]]) -> tuple[int | None, int]:
-    """Return the pair (limit, amount in use) with the least left. Pairs without a limit are ignored."""
+    """Return the pair (limit, amount in use) with the least headroom. Pairs without a limit are ignored."""
     pairs = [(limit, used) for limit, used in limits if limit is not None]
     return min(pairs, key=lambda pair: pair[0] - pair[1], default=(None, 0))
 
 
 def _own_processes(proc: Path) -> tuple[int | None, int]:
-    """Return the limit on the number of this user's threads, or None, and their current number."""
+    """Return the limit on the number of this user's threads, or None if there is none, and their current number."""
     limit = None if os.geteuid() == 0 else _soft_limit(resource.RLIMIT_NPROC)
     return limit, 0 if limit is None else sum(_threads(proc))
 
@@ -343,7 +346,7 @@ def _threads(proc: Path) -> Iterator[int]:
 
 
 def _reclaimable(group: Path) -> int:
-    """Return how many bytes of a control group the kernel can free, such as cached file pages."""
+    """Return the number of bytes in a control group that the kernel can free, such as cached file pages."""
     fields = dict(line.split(" ", 1) for line in kernel_text(group / "memory.stat").splitlines() if " " in line)
     return int(fields.get("total_inactive_file", fields.get("inactive_file", "0")))
 
@@ -462,7 +465,7 @@ def py_spy_facts(ptrace_scope: Path = _PTRACE_SCOPE) -> PySpyFacts:
 
 
 def _facts_of(code: str, *words: str, environ: Mapping[str, str] | None = None) -> dict[str, Any] | UnknownFacts:
-    """Run Python code in a child process with these arguments, and return its variable `facts`."""
+    """Run Python code in a child process with the arguments `words`, and return its variable `facts`."""
     # -P: a module in the working directory must not shadow the inspected one.
     completed = _run(sys.executable, "-P", "-c", code + _PRINT_FACTS, *words, environ=environ, limit_s=_IMPORT_LIMIT_S)
     if isinstance(completed, str):
@@ -475,7 +478,7 @@ def _facts_of(code: str, *words: str, environ: Mapping[str, str] | None = None) 
 
 
 def _output_of(*command: str, environ: Mapping[str, str]) -> tuple[str, str | None]:
-    """Return the output of a command, and the reason if it failed or None."""
+    """Return the output of a command, and either the reason why it failed or None if it succeeded."""
     completed = _run(*command, environ=environ, limit_s=_COMMAND_LIMIT_S)
     if isinstance(completed, str):
         return "", f"no answer within {_COMMAND_LIMIT_S:g} s" if completed == _TIMEOUT else completed

@@ -1,6 +1,6 @@
-"""Finds the open files of processes, and the processes that could end a wait.
+"""Finds the files that a process has open, and the processes for which a waiting thread waits.
 
-These are the processes at the other end of a pipe, or those that hold a lock.
+Such a process is at the other end of a pipe, or holds a lock.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ _LOCK_LINE = re.compile(r"^(\d+):( ->)? (?:FLOCK|POSIX|OFDLCK)\s+\S+\s+\S+\s+(-?
 
 
 def open_descriptors(pid: int) -> tuple[str, ...]:
-    """Return the open pipes, FIFOs, sockets and GPUs of a process, such as "pipe:[123] w"."""
+    """Return a description of each pipe, FIFO, socket and GPU that a process has open, such as "pipe:[123] w"."""
     descriptors = {f"{target} {access}" for _, target, access in _read_descriptors(pid)}
     return tuple(sorted(descriptors))
 
 
 def has_readable_descriptors(pid: int) -> bool:
-    """Whether this user may read the descriptors of the process. True if the process has exited."""
+    """Whether this user is permitted to read the descriptors of a process. The result is True if it has exited."""
     try:
         for name in os.listdir(f"/proc/{pid}/fd")[:1]:
             os.readlink(f"/proc/{pid}/fd/{name}")
@@ -57,7 +57,7 @@ def has_readable_descriptors(pid: int) -> bool:
 
 @dataclass(kw_only=True)
 class HolderSearch:
-    """Finds the processes that hold what a thread waits for, such as a lock or a pipe.
+    """Finds the processes that hold a resource for which a thread waits, such as a lock or a pipe.
 
     The open files of all processes on this host are read once, when they are first needed.
     """
@@ -68,7 +68,7 @@ class HolderSearch:
     _is_complete: bool = True  # all processes were searched; a process that was not may hold any file
 
     def with_holders(self, process: Process) -> Process:
-        """Return a copy of the process that lists, for each waiting thread, the processes it waits for."""
+        """Return a copy of the process that lists, for each waiting thread, the processes for which it waits."""
         waiting = [task.tid for task in process.tasks if task.held_by is None and task.target][:_MAX_WAITING_THREADS]
         tasks = (self._with_holders(process.pid, task) if task.tid in waiting else task for task in process.tasks)
         return replace(process, tasks=tuple(tasks))
@@ -90,7 +90,9 @@ class HolderSearch:
         return self._processes_at_other_end(pid, task)
 
     def _processes_at_other_end(self, pid: int, task: Task) -> tuple[int, ...] | None:
-        """Return the processes at the other end of the pipe that a thread reads or writes, or None if unknown."""
+        """Return the processes at the other end of the pipe that a thread reads or writes, or None if they are
+        unknown.
+        """
         if task.syscall not in _READS | _WRITES | _POLLS:
             return None
         reads = task.syscall in _READS or (task.syscall in _POLLS and _access(pid, task.fd) == "r")
@@ -99,14 +101,18 @@ class HolderSearch:
         return tuple(sorted(pids)) or None if self._is_complete else None
 
     def _fifo_holders(self, task: Task) -> tuple[int, ...] | None:
-        """Return the processes that hold the FIFO a thread tries to open, or None if it opens none."""
+        """Return the processes that have opened the FIFO that a thread is trying to open, or None if they are
+        unknown.
+        """
         if task.wchan not in _FIFO_OPENS:
             return None
         pids = {holder for holder, _ in self._all_open_files().get(task.target, ())}
         return tuple(sorted(pids)) if self._is_complete else None
 
     def _processes_sharing_semaphore(self, pid: int, task: Task) -> tuple[int, ...] | None:
-        """Return the other processes that can release the semaphore a thread waits for, or None if unknown."""
+        """Return the other processes that can release the semaphore for which a thread waits, or None if they are
+        unknown.
+        """
         pids = []
         deadline = time.thread_time() + _SEARCH_LIMIT_S
         for other in psutil.pids():
@@ -150,7 +156,7 @@ class HolderSearch:
 
 
 def lock_holders(table: str, waiter: int) -> tuple[int, ...]:
-    """Return the processes that hold a file lock for which the process `waiter` waits.
+    """Return the processes that hold a file lock for which the process `waiter` is waiting.
 
     `table` is the text of /proc/locks.
     """
@@ -160,7 +166,7 @@ def lock_holders(table: str, waiter: int) -> tuple[int, ...]:
 
 
 def _read_descriptors(pid: int, *, sockets: bool = True) -> Iterator[tuple[int, str, str]]:
-    """Yield the descriptor, target and access of each open pipe, FIFO, socket and GPU of a process."""
+    """Yield the descriptor, target and access mode of each pipe, FIFO, socket and GPU that a process has open."""
     try:
         names = sorted(map(int, os.listdir(f"/proc/{pid}/fd")))[:_MAX_FDS]
     except OSError:
@@ -191,7 +197,7 @@ def _is_fifo(pid: int, fd: int, remote: frozenset[str]) -> bool:
 
 
 def _remote_mounts(pid: int) -> frozenset[str]:
-    """Return the ids of the mounts that can hang, such as network file systems."""
+    """Return the ids of a process's mounts on which file access can hang, such as network file systems."""
     lines = kernel_text(f"/proc/{pid}/mountinfo").splitlines()
     kinds = ((line.split()[0], line.partition(" - ")[2]) for line in lines if " - " in line)
     return frozenset(number for number, kind in kinds if kind.startswith(_REMOTE))
@@ -238,7 +244,7 @@ class SocketTable:
     _tables: dict[str, tuple[dict[int, Socket], dict[int, int]]] = field(default_factory=dict)
 
     def sockets_of(self, pid: int, socket_inodes: Iterable[int]) -> tuple[Socket, ...]:
-        """Return the TCP sockets of a process.
+        """Return the TCP sockets of a process, given the inodes of its sockets.
 
         At most _MAX_SOCKETS are returned. Sockets with data in flight come first.
         """
@@ -249,7 +255,7 @@ class SocketTable:
         return tuple(own_sockets[:_MAX_SOCKETS])
 
     def process_at_other_end(self, pid: int, inode: int) -> int | None:
-        """Return the pid of the run's process at the other end of a connection, or None if unknown."""
+        """Return the pid of the process to which the socket `inode` is connected, or None if it is unknown."""
         owner = self.owners.get(self._table(pid)[1].get(inode, 0))
         return owner[1] if owner else None
 
@@ -258,7 +264,7 @@ class SocketTable:
         return replace(connection, peer_rank=owner[0], in_job=True) if owner else connection
 
     def _table(self, pid: int) -> tuple[dict[int, Socket], dict[int, int]]:
-        """Return all TCP sockets by inode, and the inode at the other end of each."""
+        """Map the inode of each TCP socket to the socket, and to the inode at the other end of its connection."""
         namespace = _namespace(pid)
         if namespace not in self._tables:
             table = _read_table(pid)
@@ -279,7 +285,7 @@ class SocketTable:
 
 
 def socket_owners(processes: Iterable[tuple[int | None, Process]]) -> dict[int, tuple[int | None, int]]:
-    """Return the rank and pid of the process that owns each socket, by socket inode.
+    """Map the inode of each socket to the rank and pid of the process that owns it.
 
     If several processes share a socket, the first of them owns it.
     """
@@ -327,7 +333,7 @@ def _read_table(pid: int) -> dict[int, Socket]:
 
 
 def _query_traffic() -> Iterator[tuple[int, TransferredBytes]]:
-    """Yield the inode and the transferred bytes of each TCP socket. Raises OSError or ValueError."""
+    """Yield the inode and the transferred bytes of each TCP socket. Raise OSError or ValueError if the query fails."""
     deadline = time.monotonic() + _NETLINK_LIMIT_S
     with socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, _NETLINK_SOCK_DIAG) as kernel:
         for family in (socket.AF_INET, socket.AF_INET6):

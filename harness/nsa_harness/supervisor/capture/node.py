@@ -25,7 +25,7 @@ _MAX_KILLED = 16
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryWatch:
-    """The state of the memory when a run was launched, to find out later what has changed.
+    """The state of the memory when a run was launched, kept to find out later what has changed.
 
     The run is in the same control groups as this process.
     """
@@ -35,7 +35,7 @@ class MemoryWatch:
     initial: GroupMemory = field(default_factory=lambda: group_memory(os.getpid()))
 
     def changes(self, kmsg: Path = _KMSG) -> HostMemory:
-        """Return the current memory, and the processes that the OOM killer has killed since the launch."""
+        """Return the current memory state, and the processes that the OOM killer has killed since the launch."""
         now, (total_bytes, available_bytes) = group_memory(os.getpid()), memory_bytes()
         is_countable = None not in (now.oom_kills, self.initial.oom_kills)
         return HostMemory(
@@ -49,7 +49,7 @@ class MemoryWatch:
 
 
 def _records(kmsg: Path) -> Iterator[str]:
-    """Yield the lines of the kernel's log so far."""
+    """Yield the lines that the kernel log contains now."""
     try:  # non-blocking, because a read at the end of the log would wait
         log = os.open(kmsg, os.O_RDONLY | os.O_NONBLOCK)
     except OSError:
@@ -80,7 +80,7 @@ _GPU_LIMIT_S = 2.5  # time limit for both queries together
 def gpu_state(tool: str = "nvidia-smi") -> tuple[Gpu, ...]:
     """Return the state of every GPU of the node.
 
-    Raises CommandFailed if nvidia-smi fails, and ValueError if its output has an unknown format.
+    Raise CommandFailed if nvidia-smi fails, and ValueError if its output has an unknown format.
     """
     deadline = time.monotonic() + _GPU_LIMIT_S
     table = _query_gpus(tool, "gpu", GPU_FIELDS, deadline)
@@ -101,7 +101,7 @@ _MAX_DEPTH = 32
 
 @dataclass(frozen=True, kw_only=True)
 class GroupMemory:
-    """The memory limit, memory use and OOM kills of a control group. Unreadable values are None."""
+    """The memory limit, memory use and number of OOM kills of a control group. Unreadable values are None."""
 
     limit_bytes: int | None  # the smallest limit of its group and the parent groups
     used_bytes: int | None  # memory used by the group with this limit; without a limit, by the innermost group
@@ -120,7 +120,7 @@ def is_frozen(pid: int, root: Path = ROOT, proc: Path = Path("/proc")) -> bool:
 
 
 def group_memory(pid: int, root: Path = ROOT, proc: Path = Path("/proc")) -> GroupMemory:
-    """Return the memory limit, memory use and OOM kills of the control groups of a process."""
+    """Return the memory limit, memory use and number of OOM kills in the control groups of a process."""
     groups = list(control_groups(pid, "memory", root, proc))
     limits = {group: limit for group in groups if (limit := limit_bytes(group)) is not None}
     tightest = min(limits, key=lambda group: limits[group], default=groups[0] if groups else None)
@@ -135,7 +135,7 @@ def group_memory(pid: int, root: Path = ROOT, proc: Path = Path("/proc")) -> Gro
 
 
 def control_groups(pid: int | str, controller: str, root: Path = ROOT, proc: Path = Path("/proc")) -> Iterator[Path]:
-    """Yield the directories of a process's control groups, innermost first.
+    """Yield the directories of the control groups of a process for `controller`, innermost first.
 
     Version 1 has one tree per controller. Version 2 has a single tree, whose line in /proc/PID/cgroup names no
     controller. In a container, the kernel shows the host's path, but only the container's own group is mounted; the
@@ -152,7 +152,7 @@ def control_groups(pid: int | str, controller: str, root: Path = ROOT, proc: Pat
 
 
 def number_in(*files: Path) -> int | None:
-    """Return the first number that one of the files contains, or None."""
+    """Return the number in the first of these files that contains one, or None if no file does."""
     texts = (kernel_text(file) for file in files)
     return next((int(text) for text in texts if text.isdigit()), None)
 
@@ -187,11 +187,11 @@ _DEATH_S = 0.2  # a killed process exits within this time unless it is stuck in 
 
 
 class CommandFailed(Exception):
-    """Raised if a diagnostic command fails. The text names the command and the reason."""
+    """Raised if a diagnostic command fails. The message names the command and the reason."""
 
 
 def run_command(command: Sequence[str], limit_s: float, before_kill: Callable[[int], None] | None = None) -> str:
-    """Run a command and return its output. Raises CommandFailed if it fails or takes too long.
+    """Run a command and return its output. Raise CommandFailed if it fails or takes too long.
 
     `before_kill` is called with the pid of a command that takes longer than `limit_s`, before it is killed. The output
     goes to a file, because a child process that keeps a pipe open could block the reader.
@@ -216,7 +216,7 @@ def run_command(command: Sequence[str], limit_s: float, before_kill: Callable[[i
 
 
 def _kill_and_wait(process: subprocess.Popen[bytes]) -> str:
-    """Kill a command and its process group. Return a note for the error message if it survives, or ""."""
+    """Kill a command and its process group. Return a note for the error message if this fails, or "" on success."""
     with contextlib.suppress(OSError):
         os.killpg(process.pid, signal.SIGKILL)
     try:

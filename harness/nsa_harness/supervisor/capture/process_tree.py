@@ -39,7 +39,7 @@ class ProcessTree:
 def read_process_tree(
     ranks: Mapping[int, int], origin_ns: int, last_tasks: dict[int, Task] | None = None
 ) -> ProcessTree:
-    """Return the process tree of these ranks (rank -> pid).
+    """Return the process tree for `ranks`, which maps each rank to its pid.
 
     Times are relative to `origin_ns`. `last_tasks` has each thread of the last snapshot by thread id, and is updated.
     It is needed because a wait that was interrupted, for example by py-spy, no longer shows what it waits for after it
@@ -69,7 +69,7 @@ def read_process_tree(
 
 
 def _unreadable_facts(process: Process) -> str | None:
-    """Return a text that lists what could not be read about a process, or None if all was read."""
+    """Return a description of everything that could not be read about a process, or None if everything was read."""
     main = next((task for task in process.tasks if task.tid == process.pid), None)
     if main is None or process.state in "ZX":
         return None
@@ -92,7 +92,7 @@ def _with_last_tasks(process: Process, last_tasks: dict[int, Task]) -> Process:
 
 
 def _with_wake_count(task: Task, last_task: Task | None) -> Task:
-    """Return a copy of the thread with an updated count of its wake-ups."""
+    """Return a copy of the thread with its wake-up count updated from `last_task`, its state in the last snapshot."""
     if last_task is None or last_task.wakes_at_s is None or task.wakes_at_s is None:
         return task
     return replace(task, wake_count=last_task.wake_count + (task.wakes_at_s > last_task.wakes_at_s))
@@ -116,7 +116,7 @@ def _read_descendants(pid: int, origin_ns: int) -> Iterator[Process]:
 def _run_processes(
     processes: Mapping[int, Process], children: Mapping[int, tuple[Process, ...]]
 ) -> Iterator[tuple[int | None, Process]]:
-    """Yield the rank and process for all processes of the run. The rank of a launcher is None."""
+    """Yield each process of the run with its rank, which is None for a launcher."""
     yield from processes.items()
     for rank, descendants in children.items():
         yield from ((rank, child) for child in descendants)

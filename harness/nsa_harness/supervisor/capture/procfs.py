@@ -1,4 +1,4 @@
-"""Reads the state of processes from /proc. The processes need not respond."""
+"""Reads the state of processes from /proc, even if they do not respond."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _MAX_TASKS = 256  # threads that are read per process
 
 @dataclass(frozen=True, kw_only=True)
 class Stat:
-    """Some fields of /proc/PID/stat."""
+    """The fields of /proc/PID/stat that nsa-harness uses."""
 
     pid: int
     parent: int
@@ -38,7 +38,7 @@ class Stat:
 
 
 def read_stat(pid: int, tid: int | None = None) -> Stat | None:
-    """Return the state of a process or of its thread `tid`, or None if it is gone."""
+    """Return the state of a process or of its thread `tid`, or None if it no longer exists."""
     path = f"/proc/{pid}/stat" if tid is None else f"/proc/{pid}/task/{tid}/stat"
     text = kernel_text(path)
     if not text:
@@ -73,7 +73,7 @@ def is_alive(pid: int) -> bool:
 
 
 def descendants(root: int) -> list[Stat]:
-    """Return all descendants of a process, parents before children."""
+    """Return all descendants of a process, with parents before children."""
     try:
         processes = psutil.Process(root).children(recursive=True)
     except psutil.Error:
@@ -91,7 +91,7 @@ def children(parent: int) -> list[Stat]:
 
 
 def environment(pid: int) -> dict[str, str]:
-    """Return the environment of a process at its start, or {} if it is unreadable."""
+    """Return the environment with which a process was started, or {} if it is unreadable."""
     pairs = (item.partition(b"=") for item in _read_strings(pid, "environ") if b"=" in item)
     return {os.fsdecode(name): os.fsdecode(value) for name, _, value in pairs}
 
@@ -119,7 +119,7 @@ def handles_signal(pid: int, number: int) -> bool:
 
 
 def io_bytes(pid: int) -> int | None:
-    """Return the bytes that a process has read and written, or None without permission."""
+    """Return the number of bytes that a process has read and written, or None if they are unreadable."""
     try:
         counters = psutil.Process(pid).io_counters()
     except (psutil.Error, OSError, RuntimeError):
@@ -128,7 +128,7 @@ def io_bytes(pid: int) -> int | None:
 
 
 def task_io_bytes(pid: int, tid: int) -> int | None:
-    """Return the bytes that a thread has read and written, or None without permission."""
+    """Return the number of bytes that a thread has read and written, or None if they are unreadable."""
     counters = kernel_fields(f"/proc/{pid}/task/{tid}/io")
     return int(counters["rchar"]) + int(counters["wchar"]) if "wchar" in counters else None
 
@@ -138,7 +138,7 @@ _Clocks = dict[int, float | None]  # CPU number -> its scheduler clock, which is
 
 
 def idle_s(pid: int, tid: int, clocks: _Clocks | None = None) -> float | None:
-    """Return the seconds since the thread last ran on a CPU core, or None if unknown.
+    """Return the seconds since the thread last ran on a CPU core, or None if this is unknown.
 
     `clocks` is a cache that calls for several threads can share.
     """
@@ -153,7 +153,7 @@ def idle_s(pid: int, tid: int, clocks: _Clocks | None = None) -> float | None:
 
 
 def _scheduler_clock_s(processor: int) -> float | None:
-    """Return the scheduler clock of a core in seconds, or None if it cannot be read."""
+    """Return the scheduler clock of a CPU core in seconds, or None if it cannot be read."""
     # This clock stops while the hypervisor gives the core to other machines. Only a thread on the core can read it.
     home = os.sched_getaffinity(0)
     try:
@@ -173,7 +173,7 @@ def _last_run_s(path: str) -> float | None:
 
 
 def program_idle_s(pid: int) -> float:
-    """Return the seconds since any thread of the program last ran, or 0 if unknown.
+    """Return the seconds since any thread of the program last ran, or 0 if this is unknown.
 
     Threads of PyTorch's libraries are ignored.
     """
@@ -183,7 +183,7 @@ def program_idle_s(pid: int) -> float:
 
 
 def read_process(pid: int, origin_ns: int, *, tasks: bool = True) -> Process | None:
-    """Return the state of a process, or None if it is gone.
+    """Return the state of a process, or None if it no longer exists.
 
     Times are relative to `origin_ns`. `tasks`: also read its threads, open files and tracer.
     """
@@ -207,7 +207,7 @@ def read_process(pid: int, origin_ns: int, *, tasks: bool = True) -> Process | N
 
 
 def tracers(pid: int) -> dict[int, int]:
-    """Return the pid of the process that traces each thread, by thread id. 0 means not traced."""
+    """Map the id of each thread of a process to the pid of its tracer, or to 0 if it is not traced."""
     try:
         tids = [int(name) for name in os.listdir(f"/proc/{pid}/task")]
     except OSError:
@@ -258,7 +258,7 @@ _MAX_LINKS = 40  # the kernel's limit
 
 
 def path_in_process(pid: int, file: str, proc: Path = Path("/proc")) -> Path:
-    """Translate a path as another process sees it, for example in a container, to one that works here.
+    """Translate a path that another process uses, for example in a container, to one that works in this process.
 
     If the two processes have different roots, the result is below /proc/PID/root. Links are resolved within that root,
     as the process sees them, because the kernel would follow absolute links out of it.

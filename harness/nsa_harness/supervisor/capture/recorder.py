@@ -2,7 +2,7 @@
 
 It is read from PyTorch's worker server or through NCCL's pipe. The worker server (the private class
 `torch._C._distributed_c10d._WorkerServer`) can also return stacks. The probe starts it in each rank, on a Unix socket.
-A job may start its own worker server: on a port with `torch.distributed.debug.start_debug_server` (torch 2.10 and
+A job can start its own worker server: on a port with `torch.distributed.debug.start_debug_server` (torch 2.10 and
 later), or on a Unix socket with torch.distributed.elastic.control_plane, whose path is in the environment. Responses of
 a server are not trusted.
 """
@@ -33,7 +33,7 @@ _CHUNK = 1 << 16
 def query_flight_recorder(probe_dir: Path, pid: int, limit_s: float = LIMIT_S) -> str:
     """Return the flight recorder of a process as JSON text.
 
-    It is requested from the worker server that the probe started. Raises the same exceptions as `query`.
+    It is requested from the worker server that the probe started. Raise the same exceptions as `query`.
     """
     return query(probe_dir / protocol.SOCKET.format(pid=pid), protocol.FLIGHT_HANDLER, limit_s=limit_s).decode(
         "utf-8", "replace"
@@ -48,9 +48,9 @@ _PING_S = 0.3
 
 
 def query_own_server(address: Path | int, limit_s: float = LIMIT_S) -> tuple[str, tuple[Collective, ...]]:
-    """Return the flight recorder from a worker server that the job has started, as text and parsed.
+    """Return the flight recorder, as text and parsed, from a worker server that the job has started.
 
-    The recorder of gloo is tried first, then that of NCCL. Raises the same exceptions as `query`.
+    The recorder of gloo is tried first, then that of NCCL. Raise the same exceptions as `query`.
     """
     text = query(address, protocol.FLIGHT_HANDLER, limit_s=limit_s).decode("utf-8", "replace")
     collectives = parse_flight(text)
@@ -62,7 +62,7 @@ def query_own_server(address: Path | int, limit_s: float = LIMIT_S) -> tuple[str
 
 
 def find_own_server(pid: int, environment: Mapping[str, str], sockets: Sequence[Socket]) -> Path | int | None:
-    """Return the socket path or port of a worker server that the job has started, or None.
+    """Return the socket path or port of a worker server that the job has started, or None if there is none.
 
     The socket that `environment` names is tried first, then the ports on which the process listens (`sockets`), except
     the port of torch's store.
@@ -88,9 +88,9 @@ def _candidates(pid: int, environment: Mapping[str, str], sockets: Sequence[Sock
 def query(
     address: Path | int, handler: str, *, limit_s: float = LIMIT_S, limit_bytes: int = RESPONSE_LIMIT_BYTES
 ) -> bytes:
-    """Send a request to the worker server at `address`, and return the body of its response.
+    """Send a request to the worker server at `address`, and return the body of the response.
 
-    `address` is the path of a Unix socket, or a port of this host. Raises FileNotFoundError if no server was started,
+    `address` is the path of a Unix socket, or a port of this host. Raise FileNotFoundError if no server was started,
     OSError if no server responds within `limit_s`, and ValueError if the response is an error, too large, incomplete,
     or not HTTP.
     """
@@ -151,7 +151,7 @@ def _limit_to_remaining_time(connection: socket.socket, deadline_s: float) -> No
 
 
 def _body_size(head: bytes, limit_bytes: int) -> int:
-    """Return the size in bytes of the body of an HTTP response. Raises ValueError for a wrong header."""
+    """Return the size in bytes of the body of an HTTP response. Raise ValueError if the header is invalid."""
     if not head.startswith(b"HTTP/1."):
         raise ValueError(f"not an HTTP response: {_first_line(head)}")
     for line in head.split(b"\r\n")[1:]:
@@ -182,7 +182,7 @@ _UNCHANGED_S = 0.05  # a file that has not changed for this long is complete
 def request_dump(pid: int, rank: int, environment: Mapping[str, str]) -> str | None:
     """Ask NCCL to write the flight recorder of a rank.
 
-    Return the path of the rank's pipe as the process sees it, or None if the process has no pipe. Raises OSError if no
+    Return the path of the rank's pipe as the process sees it, or None if the process has no pipe. Raise OSError if no
     process reads the pipe.
     """
     prefix = environment.get(_PIPE)
@@ -205,8 +205,8 @@ def request_dump(pid: int, rank: int, environment: Mapping[str, str]) -> str | N
 def await_dump(pid: int, rank: int, environment: Mapping[str, str], since_ns: int, limit_s: float) -> bytes:
     """Wait until NCCL has written the flight recorder, and return its bytes.
 
-    A file that is older than `since_ns` (wall clock) is ignored. Raises TimeoutError after `limit_s`, and OSError if
-    the file cannot be read.
+    A file that is older than `since_ns` (wall clock) is ignored. Raise TimeoutError if this takes longer than
+    `limit_s`, and OSError if the file cannot be read.
     """
     prefix = next((environment[name] for name in _FILES if environment.get(name)), None)
     home = environment.get("HOME", "/")

@@ -140,7 +140,7 @@ class StackSampler:
     def take(
         self, number: int, ranks: Mapping[int, int], *, writes_dumps: bool = True, prefers_heartbeat: bool = False
     ) -> Snapshot:
-        """Take a snapshot of all ranks (rank -> pid) in parallel.
+        """Take a snapshot of all ranks in parallel. `ranks` maps each rank to its pid.
 
         `writes_dumps`: also write human-readable dumps. `prefers_heartbeat`: request the flight recorder from a rank's
         heartbeat thread first. This takes up to one heartbeat, but no memory. The worker server has one thread per
@@ -159,9 +159,8 @@ class StackSampler:
             return Snapshot(number=number, at_s=at_s, ranks=snapshots, gpus=gpus.result())
 
     def read_status_file(self, pid: int, latest_calls: int = protocol.CALLS) -> StatusFile | None:
-        """Return the status file of a process, or None if there is none.
-
-        The result has the `latest_calls` latest calls.
+        """Return the status file of a process with its latest `latest_calls` calls, or None if there is no status
+        file.
         """
         try:
             data = (self.probe_dir / protocol.STATUS_FILE.format(pid=pid)).read_bytes()
@@ -229,7 +228,7 @@ class StackSampler:
         return combine
 
     def _count_bytes(self, snapshot: RankSnapshot) -> None:
-        """Record how many bytes the process read and wrote because of this snapshot."""
+        """Record the number of bytes that the process read and wrote because of this snapshot."""
         process = snapshot.process
         if process and process.io_bytes is not None:
             now = procfs.io_bytes(process.pid) or process.io_bytes
@@ -312,7 +311,7 @@ class StackSampler:
     # The flight recorder.
 
     def _flight_without_probe(self, rank: int, pid: int, server: Path | int | None) -> _FlightResult:
-        """Return the flight recorder of a rank that runs without the instrumentation of nsa-harness."""
+        """Return the flight recorder of a rank that runs without nsa-harness's instrumentation."""
         if server is None:
             return self._flight_through_pipe(rank, pid), False
         try:
@@ -419,7 +418,7 @@ class StackSampler:
 
 
 def drop_incomplete_recorders(snapshots: Sequence[RankSnapshot]) -> tuple[RankSnapshot, ...]:
-    """Remove the flight recorders of ranks without a status file, unless all these ranks have one.
+    """Drop the flight recorders of ranks without a status file, unless every such rank has a recorder.
 
     If only some recorders could be read, the ranks without a recorder would seem to have skipped collectives.
     """
@@ -435,12 +434,12 @@ def _load_factor() -> float:
 
 
 def _has_exited(pid: int) -> bool:
-    """Whether the process has exited. Waits a moment, because killed processes take time to disappear."""
+    """Whether the process has exited. The check takes a moment, because killed processes do not disappear at once."""
     return wait_for(lambda: not procfs.is_alive(pid), _EXIT_S)
 
 
 def with_polling_loops(stacks: Sequence[Stack], process: Process, origin_ns: int) -> tuple[Stack, ...]:
-    """Return the stacks, adding the source code of the loop in which each sleeping thread waits.
+    """Return a copy of the stacks that includes the source code of the loop in which each sleeping thread waits.
 
     The loop is read from the source file, if the file has not changed since the launch.
     """

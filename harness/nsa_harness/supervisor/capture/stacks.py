@@ -134,7 +134,7 @@ class StackSources:
             return (), ""
 
     def _remaining_s(self, limit_s: float) -> float:
-        """Return the smaller of `limit_s` and the time left for all sources."""
+        """Return `limit_s`, or the time that remains for all sources together if that is less."""
         return max(0.05, min(limit_s * self.limit_factor, self._deadline - time.monotonic()))
 
 
@@ -156,7 +156,6 @@ def py_spy(
 
 
 def py_spy_path() -> str:
-    """Return the path of py-spy."""
     return tool_path("py-spy") or "py-spy"
 
 
@@ -207,7 +206,7 @@ def _new_output(file: Path, size_before: int, limit_s: float) -> str:
 
 
 def wait_for(condition: Callable[[], bool], limit_s: float) -> bool:
-    """Wait until `condition` returns True. Return False if it does not within `limit_s`."""
+    """Wait until `condition` returns True. Return False if that takes longer than `limit_s`."""
     deadline = time.monotonic() + limit_s
     while not condition():
         if time.monotonic() > deadline:

@@ -73,7 +73,7 @@ def _target(pid: int, name: str, arguments: tuple[int, ...], fd: int | None) -> 
 
 
 def _shared_file(pid: int, address: int) -> str:
-    """Return the path of the shared-memory file that is mapped at this address, or ""."""
+    """Return the path of the shared-memory file that a process has mapped at `address`, or "" if there is none."""
     for line in kernel_text(f"/proc/{pid}/maps").splitlines():
         span, access, _, _, _, *path = line.split(maxsplit=5)
         first, _, end = span.partition("-")
@@ -83,7 +83,7 @@ def _shared_file(pid: int, address: int) -> str:
 
 
 def descriptor_target(pid: int, fd: int | None) -> str:
-    """Return what a descriptor refers to, such as "pipe:[123]" or a path, or "" if unreadable."""
+    """Return what a file descriptor refers to, such as "pipe:[123]" or a path, or "" if it is unreadable."""
     if fd is None:
         return ""
     try:
@@ -107,7 +107,7 @@ def _syscall(pid: int, tid: int) -> tuple[str, tuple[int, ...]]:
 
 
 def _descriptor(pid: int, name: str, arguments: tuple[int, ...]) -> int | None:
-    """Return the first descriptor that the system call `name` uses, or None."""
+    """Return the first file descriptor that the system call `name` uses, or None if it uses none."""
     if len(arguments) < 3:
         return None
     if name in _FD_FIRST:
@@ -130,7 +130,7 @@ def _first_selected(pid: int, arguments: tuple[int, ...]) -> int | None:
 
 
 def _children(pid: int, name: str, arguments: tuple[int, ...]) -> tuple[int, ...] | None:
-    """Return the child processes for which the system call `name` waits, or None."""
+    """Return the child processes for which the system call `name` waits, or None if they are unknown."""
     if name == "wait4" and len(arguments) > 1:
         child = _as_c_int(arguments[0])
         return (outer_pid(pid, child),) if child > 0 else _living_children(pid)
@@ -168,7 +168,7 @@ def _as_c_int(argument: int) -> int:
 
 
 def _read_memory(pid: int, address: int, size: int) -> bytes:
-    """Return up to `size` bytes from the memory of a process, or b"" without permission."""
+    """Return up to `size` bytes from the memory of a process, or b"" if it is unreadable."""
     try:
         with Path(f"/proc/{pid}/mem").open("rb", buffering=0) as memory:
             memory.seek(address)
@@ -178,7 +178,7 @@ def _read_memory(pid: int, address: int, size: int) -> bytes:
 
 
 def _timeout(pid: int, name: str, arguments: tuple[int, ...], origin_ns: int) -> tuple[bool | None, float | None]:
-    """Return whether a system call has a timeout, and when it expires. Unknown values are None."""
+    """Return whether a system call has a timeout, and the time at which it expires. Unknown values are None."""
     if len(arguments) < 6:
         return None, None
     if name == "futex":
@@ -209,7 +209,7 @@ def _futex_timeout(pid: int, arguments: tuple[int, ...], origin_ns: int) -> tupl
 
 
 def _timespec(pid: int, address: int, clock: int, origin_ns: int) -> float | None:
-    """Return the absolute time stored at `address` in a process's memory, or None if unreadable."""
+    """Return the absolute time stored at `address` in a process's memory, or None if it is unreadable."""
     data = _read_memory(pid, address, _TIMESPEC.size)
     if len(data) < _TIMESPEC.size:
         return None

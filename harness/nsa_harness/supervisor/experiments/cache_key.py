@@ -3,7 +3,7 @@
 An interrupted bisection or readiness check reuses its finished launches if the key has not changed. The key contains
 the program's files, the interpreter with its packages, and the environment. To find the files, the program is not
 imported or run: its imports are followed in the source code, as long as they lead to the user's own files. Values that
-may be secret are only stored as digests.
+could be secret are stored only as digests.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _SESSION_VARIABLE = re.compile(
 def changed_entries(before: CacheKey, after: CacheKey) -> tuple[str, ...]:
     """Return the names of the entries that differ between two cache keys.
 
-    If it is empty, the results of finished launches are still valid.
+    If there are none, the results of finished launches are still valid.
     """
     names = [name for name in {**before, **after} if PROGRAM_OUTPUT not in (before.get(name), after.get(name))]
     return tuple(name for name in names if before.get(name) != after.get(name) or before.get(name) == _UNKNOWN)
@@ -71,7 +71,7 @@ def mark_outputs(before: CacheKey, after: CacheKey) -> dict[str, str]:
 
 
 def sealed_digest(*facts: object) -> str:
-    """Return a digest of secret values. It is slow, so that guessing the values takes long."""
+    """Return a digest of secret values. Computing it is slow, so that guessing the values takes a long time."""
     return hashlib.pbkdf2_hmac("sha256", repr(facts).encode(errors="replace"), b"", _DIGEST_ROUNDS, 8).hex()
 
 
@@ -114,7 +114,7 @@ print(json.dumps({"version": platform.python_version(), "packages": packages, "f
 def query_interpreter(python: str | None, environment: Mapping[str, str]) -> Interpreter:
     """Ask a Python interpreter for its version, packages and source directories.
 
-    `python` is its path, or None for the interpreter that runs nsa-harness. If it does not answer, the entries are
+    `python` is its path, or None for the interpreter that runs nsa-harness. If it does not respond, the entries are
     unknown.
     """
     try:
@@ -169,7 +169,7 @@ class LaunchedProgram:
         return environment
 
     def file_entries(self) -> dict[str, str]:
-        """Return a digest of each file and directory that the program depends on, by name.
+        """Map the name of each file and directory that the program depends on to its digest.
 
         They are the program's source files with everything they import, and files or directories whose names appear in
         arguments, in variables or in the source code.
@@ -201,7 +201,7 @@ class LaunchedProgram:
         ]
 
     def _named_paths(self, working_dir: Path) -> Iterator[Path]:
-        """Yield each path that the arguments and variables of the program may name."""
+        """Yield each path to which the arguments and variables of the program could refer."""
         texts = [word for spec in self.specs for word in spec.program]
         texts += [value for spec in self.specs for name, value in spec.env if name != _PATH]
         for word in dict.fromkeys((*texts, *self.arguments)):
@@ -224,13 +224,13 @@ class ModuleGraph:
     _waiting: deque[Path] = field(default_factory=deque)
 
     def add(self, file: Path, program_dir: Path) -> None:
-        """Add a file, which a program in the directory `program_dir` uses."""
+        """Add a file that is used by a program in the directory `program_dir`."""
         if len(self.files) < _MAX_FILES and file not in self.files:
             self.files[file] = program_dir
             self._waiting.append(file)
 
     def add_module(self, name: str, program_dir: Path, package: Path | None = None) -> None:
-        """Add a module and the packages around it, if they are the user's own files.
+        """Add a module and the packages that contain it, if they are the user's own files.
 
         `package` is the only directory to search for a relative import. If it is None, `program_dir` and `folders` are
         searched.
@@ -248,10 +248,7 @@ class ModuleGraph:
                 return
 
     def follow(self) -> None:
-        """Read all added files, and add the files that they import or name.
-
-        This is repeated until no new file is found.
-        """
+        """Read all added files, and add the files that they import or mention, until no new file is found."""
         while self._waiting:
             file = self._waiting.popleft()
             for node in _syntax_nodes(file) if file.suffix == ".py" else ():
@@ -278,7 +275,7 @@ class ModuleGraph:
             self.add_module(".".join(filter(None, (node.module, alias.name))), program_dir, package)
 
     def _read_dynamic(self, name: ast.expr, program_dir: Path) -> None:
-        """Add the modules that a call such as `import_module(name)` may import."""
+        """Add the modules that a call such as `import_module(name)` could import."""
         if isinstance(name, ast.Constant) and isinstance(name.value, str):
             self.add_module(name.value.lstrip("."), program_dir)
             return
@@ -290,7 +287,7 @@ class ModuleGraph:
             self.add(file, program_dir)
 
     def _read_text(self, text: str, file: Path, program_dir: Path) -> None:
-        """Add the file that a string in the source code names, if it exists."""
+        """Add the file whose path is `text`, a string in the source code of `file`, if that file exists."""
         if "." not in text or not text.isprintable():
             return
         for folder in dict.fromkeys((self.home, file.parent)):
@@ -378,7 +375,7 @@ def _directory_entries(folder: Path) -> Iterator[tuple[str, int, int]]:
 
 
 def _relative_name(path: Path, working_dir: Path) -> str:
-    """Return the path, relative to the working directory if possible, without secrets."""
+    """Return the path with secrets removed, relative to the working directory if possible."""
     base = working_dir.resolve()
     name = str(path.relative_to(base)) if path.is_relative_to(base) else str(path)
     return redact(name, Secrets().with_secrets_of(name))

@@ -1,4 +1,4 @@
-"""Makes the configurations between the good and the bad one of a bisection.
+"""Creates the configurations between the good and the bad end of a bisection.
 
 They are commits, mixed config files and mixed environments.
 """
@@ -54,7 +54,7 @@ class DifferentKey:
 def different_keys(good: Path, bad: Path) -> tuple[DifferentKey, ...]:
     """Return the keys that have different values in two config files, in the order of the good file.
 
-    A list counts as one value. Raises UsageError if a file is not a map.
+    A list counts as one value. Raise UsageError if a file is not a map.
     """
     good_config, bad_config = (_read_config(path) for path in (good, bad))
     return tuple(
@@ -66,7 +66,7 @@ def different_keys(good: Path, bad: Path) -> tuple[DifferentKey, ...]:
 
 
 def mixed_text(good: Path, bad: Path, bad_keys: Collection[str]) -> str:
-    """Return the text of the good config file, with the values of some keys taken from the bad file."""
+    """Return the text of the good config file, with the values of `bad_keys` taken from the bad file."""
     config, bad_config = (_read_config(path) for path in (good, bad))
     for key in different_keys(good, bad):
         if key.label in bad_keys:
@@ -179,8 +179,8 @@ print(json.dumps(found))
 def read_environment(path: Path) -> Environment:
     """Read an environment from a virtual environment or a text file.
 
-    The lines of a file are NAME=VALUE or name==version. Raises UsageError if the path cannot be read, or with every
-    line that has neither form.
+    The lines of a file are NAME=VALUE or name==version. Raise UsageError if the path cannot be read, or if lines have
+    another form; the error lists these lines.
     """
     if path.is_dir():
         python = path / "bin" / "python"
@@ -231,9 +231,9 @@ def _normalize(name: str) -> str:
 
 @cache
 def installed_packages(python: str) -> Mapping[str, tuple[str, tuple[str, ...]]]:
-    """Return the version and the top-level modules of each package of an interpreter.
+    """Return the version and the top-level modules of each package that an interpreter has installed.
 
-    The keys are normalized names. Raises UsageError if `python` is not a working interpreter.
+    The keys are normalized names. Raise UsageError if `python` is not a working interpreter.
     """
     try:
         process = subprocess.run(
@@ -268,9 +268,9 @@ class Mixtures:
         return path
 
     def python_path(self, packages: Mapping[str, Plain], python: str | None) -> tuple[str, ...]:
-        """Return directories for PYTHONPATH that make an interpreter use these package versions.
+        """Return directories for PYTHONPATH that make an interpreter use the versions in `packages`.
 
-        They must come first. A package whose version is None is hidden. Raises CannotMixError with the reason from pip
+        They must come first. A package whose version is None is hidden. Raise CannotMixError with the reason from pip
         if an installation fails.
         """
         interpreter = python or sys.executable
@@ -305,7 +305,9 @@ class Mixtures:
         raise CannotMixError(self._pip_errors[requirement])
 
     def _without_package(self, name: str, modules: Collection[str], others: Collection[str]) -> Path:
-        """Return a directory for PYTHONPATH that makes a package impossible to import."""
+        """Return a directory for PYTHONPATH that hides a package from imports. Raise CannotMixError if that is
+        impossible.
+        """
         shared_module = next((module for module in modules if module in others), None)
         if shared_module is not None or not modules:
             why = (
@@ -375,7 +377,7 @@ class Commit:
 class CommitRange:
     """The commits of a bisection, from good to bad.
 
-    `later` has the successors of the good commit, oldest first.
+    `later` contains the successors of the good commit, oldest first.
     """
 
     good: str
@@ -385,7 +387,7 @@ class CommitRange:
 def commits_between(inside: Path, good: str, bad: str) -> CommitRange:
     """Return the commits from `good` to `bad`, following only first parents.
 
-    Raises UsageError if a name is not a commit, or if `good` is not an ancestor of `bad`.
+    Raise UsageError if a name is not a commit, or if `good` is not an ancestor of `bad`.
     """
     shas = [commit_of(inside, name) for name in (good, bad)]
     if _git(inside, "merge-base", "--is-ancestor", *shas).returncode != 0:
@@ -409,7 +411,7 @@ class Worktrees:
     def checkout(self, sha: str) -> Path:
         """Check out a commit in a worktree, and return its directory.
 
-        This is the directory that corresponds to `repository`. Raises UsageError if the commit does not have it.
+        This is the directory that corresponds to `repository`. Raise UsageError if the commit does not contain it.
         """
         if sha not in self.checkouts:
             path = self.home / sha
@@ -433,7 +435,7 @@ class Worktrees:
 
 
 def commit_of(inside: Path, name: str) -> str:
-    """Return the full hash of the commit that `name` refers to. Raises UsageError if there is none."""
+    """Return the full hash of the commit that `name` refers to. Raise UsageError if there is no such commit."""
     process = _git(inside, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}")
     if process.returncode != 0:
         why = f": {_last_line(process.stderr)}" if process.stderr.strip() else ""

@@ -1,6 +1,6 @@
 """Stores the progress of an experiment, so that it can continue after an interruption.
 
-These are its question, its cache key, and every test run as soon as it has ended. If the same command is given again
+It stores the question, the cache key, and every test run as soon as it has ended. If the same command is given again
 and the cache key has not changed, the experiment continues after its last finished test run.
 """
 
@@ -40,7 +40,7 @@ _BUDGET = "--budget"
 
 @dataclass(frozen=True, kw_only=True)
 class SearchState:
-    """The stored state of an experiment in a run directory."""
+    """The state of an experiment, as stored in its run directory."""
 
     schema: int = 2
     question: str
@@ -65,7 +65,7 @@ class SearchDirectory:
     note: str = ""  # the reason why an earlier, similar experiment is not continued; "" if there is none
 
     def write(self, **changes: Any) -> None:
-        """Change fields of the state and store it, without secrets."""
+        """Change fields of the state and store it, with secrets removed."""
         redaction = self.run.redaction
         self.state = replace(self.state, **changes)
         redacted_state = replace(
@@ -99,7 +99,7 @@ class Journal:
             self._waiting[probe.subset, probe.in_full].append(probe)
 
     def take(self, subset: Subset, *, in_full: bool) -> ProbeReport | None:
-        """Return the next unused stored test run of this configuration, or None.
+        """Return the next unused stored test run of the configuration `subset`, or None if there is none.
 
         `in_full`: whether it must have run under torchrun with the full time limits.
         """
@@ -115,7 +115,7 @@ class Journal:
                 self._waiting[probe.subset, probe.in_full].append(probe)
 
     def append(self, probe: ProbeReport) -> None:
-        """Store a finished test run on disk, without secrets."""
+        """Store a finished test run on disk, with secrets removed."""
         append_line(self._path, self._redaction.value(json.loads(json_text(probe))))
         self.stored.append(probe)
 
@@ -140,7 +140,7 @@ def open_search(
     state_file: Callable[[RunDir], Path] = _bisection_state_file,
     noun: str = "search",
 ) -> Iterator[SearchDirectory]:
-    """Continue the latest interrupted experiment like this one, or start a new one.
+    """Continue the latest interrupted experiment that matches `state`, or start a new one.
 
     Its directory stays locked until the context ends. `file_entries`: returns the cache key's entries for the program's
     files. `state_file`: returns the path of the stored state in a run directory. `noun`: the word for such an
@@ -192,10 +192,7 @@ def _try_to_lock(run: RunDir, stack: ExitStack) -> bool:
 
 
 def unfinished_search_text(run: RunDir) -> str:
-    """Return a message about an unfinished bisection with the command that continues it, or "".
-
-    It is "" if the run is not such a bisection.
-    """
+    """Return a message with the command that continues an unfinished bisection, or "" for any other run."""
     state = _read_state(run, _bisection_state_file)
     if state is None or state.ended:
         return ""
@@ -213,7 +210,7 @@ def _read_state(run: RunDir, state_file: Callable[[RunDir], Path]) -> SearchStat
 
 
 def _command_words(command: str) -> list[str]:
-    """Return the arguments of a shell command, without options that do not change the results."""
+    """Return the arguments of a shell command, except for options that do not change the results."""
     try:
         words = shlex.split(command)
     except ValueError:  # a quote without an end

@@ -1,4 +1,4 @@
-"""Prepares the launches and command lines of a `bisect` command, one for each configuration."""
+"""Prepares a launch and a command line for each configuration of a bisection."""
 
 from __future__ import annotations
 
@@ -52,10 +52,7 @@ PLACEHOLDERS = {
 
 
 class CannotLaunchError(HarnessError):
-    """Raised if a configuration cannot be launched.
-
-    It is invalid, or this machine lacks something.
-    """
+    """Raised if a configuration is invalid, or if this machine lacks something that it requires."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,9 +67,10 @@ class Templates:
         return bool(self.args or self.env)
 
     def checked_for(self, subject: Subject) -> Templates:
-        """Check that the placeholders of these templates suit the subject of a bisection.
+        """Check that these templates fit the subject of a bisection, and return those that can be used.
 
-        Raises UsageError if there is no template, if one has no placeholder, or if the subject has no such placeholder.
+        Raise UsageError if there is no template, or if a template has no placeholder or one that is not allowed for the
+        subject.
         """
         if not self and not subject.is_declared:
             raise UsageError(
@@ -101,7 +99,7 @@ class Templates:
         return (*self.args, *(value for _, value in self.env))
 
     def _without_ranges(self) -> Templates:
-        """Return only the templates that can express any subset, or all if there are none."""
+        """Return only the templates that can express any subset, or all templates if none can."""
         names_of_texts = [_placeholder_names(text) for text in self._texts]
         list_names = next((names for names in names_of_texts if names in ({"layers"}, {"items"})), None)
         if list_names is None or {*list_names, "range"} in names_of_texts or {"range"} not in names_of_texts:
@@ -146,17 +144,17 @@ class Launches:
         self.question, self.subject = self.request.question, self.request.subject
 
     def use_worktrees(self, trees: Worktrees) -> None:
-        """Launch each commit in its own checkout from now on."""
+        """Use a separate checkout for each commit, created by `trees`."""
         self.trees = trees
         self.specs.clear()
 
     def use_mixtures(self, mixtures: Mixtures) -> None:
-        """Write mixed config files and environments to `mixtures` from now on."""
+        """Use `mixtures` to write mixed config files and environments."""
         self.mixtures = mixtures
         self.specs.clear()
 
     def spec(self, subset: Collection[int]) -> RunSpec:
-        """Return the launch for a subset of the items. Raises CannotLaunchError if there is none."""
+        """Return the launch for a subset of the items. Raise CannotLaunchError if it cannot be launched."""
         spec = self.spec_or_reason(subset)
         if isinstance(spec, str):
             raise CannotLaunchError(spec)
@@ -173,7 +171,7 @@ class Launches:
         return self.specs[key]
 
     def ends(self) -> list[RunSpec | str]:
-        """Return the launches of the good and the bad end, or reasons why they cannot be launched."""
+        """Return, for the good and the bad end, the launch or the reason why it cannot be launched."""
         return [self.spec_or_reason(subset) for subset in ((), range(len(self.subject.items)))]
 
     def with_learned_limits(self, spec: RunSpec, *, in_full: bool) -> RunSpec:
@@ -189,7 +187,7 @@ class Launches:
         return replace(spec, limits=replace(limits, stall_s=stall_s, open_wait_s=open_wait_s))
 
     def hashes(self, subset: Collection[int]) -> frozenset[str]:
-        """Return the hashes under which earlier runs of this configuration may be stored.
+        """Return the hashes under which earlier runs of the configuration `subset` could be stored.
 
         They are the hash of the launch and, if a command line can express it, the hash under `nsa-harness run`.
         """
@@ -202,10 +200,10 @@ class Launches:
             return frozenset()
 
     def command(self, subset: Collection[int], stored: Path | None, *, starved: bool = False) -> str | None:
-        """Return a shell command that repeats the launch, or None if there is none.
+        """Return a shell command that repeats the launch for `subset`, or None if there is no such command.
 
-        `stored` is the file of its spec, for a launch that no options express. `starved`: only a limit proves its hang,
-        so the command names the limit.
+        `stored` is the file with its spec, for a launch that no options can express. `starved`: only a limit proves its
+        hang, so the command names the limit.
         """
         if self.subject.unset_variables(subset) or self.subject.packages(subset):
             return None if stored is None else shlex.join(["nsa-harness", "run", str(stored)])
@@ -222,7 +220,7 @@ class Launches:
         return " ".join((*before, self._command_text(replace(question, arguments=words), limits)))
 
     def _shell_variables(self, subset: Collection[int]) -> tuple[str, ...]:
-        """Return the variable assignments to write before the command, such as "NAME=value"."""
+        """Return the variable assignments that precede the command, such as "NAME=value"."""
         file = self._file(subset) if self.subject.form is SubjectForm.FILE else ""
         env = self.request.templates.fill(self.subject, subset, file).env
         overridden = {
@@ -286,7 +284,7 @@ class Launches:
         return replace(question, arguments=words, script=script)
 
     def _file(self, subset: Collection[int]) -> str:
-        """Return the config file for a subset of the items, which is mixed from the good and the bad file."""
+        """Return the path of the config file for a subset of the items, mixed from the good and the bad file."""
         good, bad = self._both_files()
         if len(subset) in (0, len(self.subject.items)):
             return (bad if subset else good)[0]
@@ -342,7 +340,7 @@ def _shell_quote(word: str) -> str:
 
 
 def parse_templates(args: Sequence[str], env: Sequence[str]) -> Templates:
-    """Parse the templates given by --arg and --env-arg. Raises UsageError if one is invalid."""
+    """Parse the templates given by --arg and --env-arg. Raise UsageError if one is invalid."""
     pairs = []
     for text in env:
         name, equals, value = text.partition("=")
@@ -353,7 +351,7 @@ def parse_templates(args: Sequence[str], env: Sequence[str]) -> Templates:
 
 
 def check_outcome(sought: SoughtFailure, subject: Subject, jobs: int) -> None:
-    """Raise UsageError if "slow" is sought, but cannot be measured with these options."""
+    """Raise UsageError if a "slow" outcome is sought but cannot be measured with these options."""
     if sought.kind != SLOW:
         return
     if jobs > 1:
@@ -395,7 +393,7 @@ _KINDS = {
 
 @dataclass(frozen=True, kw_only=True)
 class EarlierRuns:
-    """The stored runs of the good and the bad end of a bisection, the latest first."""
+    """The stored runs of the good and the bad end of a bisection, with the latest first."""
 
     good: tuple[StoredResult, ...] = ()
     bad: tuple[StoredResult, ...] = ()  # for a choice the runs of every value
@@ -415,7 +413,7 @@ class EarlierRuns:
         return ()
 
     def run_s(self, verdicts: Collection[str] = (Status.PASS, *FAILED_STATUSES)) -> float | None:
-        """Return the mean duration in seconds of the runs with these verdicts, or None without such runs."""
+        """Return the mean duration in seconds of the runs with these verdicts, or None if there are none."""
         took = [run.wall_s for run in (*self.good, *self.bad) if run.verdict in verdicts]
         return sum(took) / len(took) if took else None
 
@@ -432,7 +430,7 @@ class EarlierRuns:
 
 
 def find_earlier_runs(launches: Launches, parent: Path, but: str = "") -> EarlierRuns:
-    """Return the stored runs of both ends of a bisection, except the run named `but`.
+    """Return the stored runs of both ends of a bisection, except for the run named `but`.
 
     `parent` is the directory of all runs.
     """
@@ -468,7 +466,7 @@ def search_question(request: BisectRequest, earlier: EarlierRuns = EarlierRuns()
 
 
 def launched_program(request: BisectRequest, launches: Launches) -> LaunchedProgram:
-    """Return the program of a bisection, for its cache key.
+    """Return a description of the program that a bisection launches, for its cache key.
 
     In a bisection over commits, it includes only files that are named by an absolute path.
     """

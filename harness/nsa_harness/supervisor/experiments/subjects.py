@@ -1,4 +1,4 @@
-"""Finds out from the options of `bisect` what a bisection varies, such as layers, commits or packages."""
+"""Determines from the options of `bisect` what a bisection varies, such as layers, commits or packages."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class SubjectOptions:
 def make_subject(
     options: SubjectOptions, question: Invocation, *, templated: bool, facts: MachineFacts
 ) -> tuple[Invocation, Subject]:
-    """Return the command with its scenario, and what its bisection varies. Raises UsageError.
+    """Return the command with its scenario, and what its bisection varies. Raise UsageError if options are invalid.
 
     `templated`: templates pass each configuration to the program, instead of scenario keys.
     """
@@ -196,7 +196,7 @@ def _world_size(option: _Option) -> Subject:
 def _number_range(option: str, key: str, value: str, *, lowest: int, most: int | None) -> Subject:
     """Return the subject of a bisection over all numbers from a good one to a bad one.
 
-    The bad number may be unknown, as in "4:".
+    The bad number can be unknown, as in "4:". The numbers are `lowest` and `most` if the option has the value "auto".
     """
     if value == AUTO and most is None:
         example = f"{option}={lowest}:{lowest * 8}, or {option}={lowest}: if no bad value is known"
@@ -260,7 +260,7 @@ def _any(option: _Option) -> Subject:
 
 
 def _ordered_values(option: _Option) -> Subject:
-    """Return the subject of a bisection over values that stay in the given order."""
+    """Return the subject of a bisection over values, which are kept in the given order."""
     key, values = _values_as_written("--ordered", option.value, "v=[1.9,2.0,2.0.1,2.1], the good one first")
     return Subject(form=SubjectForm.VALUE, key=key, noun=key, items=tuple(values[1:]), good=values[0])
 
@@ -335,7 +335,7 @@ _MAKERS: Mapping[str, Callable[[_Option], Subject]] = {
 
 
 def _two_scenarios(value: str, question: Invocation) -> tuple[Invocation, Subject]:
-    """Return the command for the good scenario, and all keys in which two scenarios differ."""
+    """Return the command for the good scenario, and a subject with all keys in which the two scenarios differ."""
     names = _parse_pair("--set", value, "two scenarios or YAML files")
     good, bad = (
         replace(question, arguments=(file_argument(name, question.working_dir), *question.arguments)) for name in names
@@ -378,7 +378,7 @@ def _two_files(value: str, question: Invocation) -> Subject:
 
 
 def _two_environments(value: str, question: Invocation) -> tuple[Invocation, Subject]:
-    """Return the command for the good environment, and the variables and packages that differ."""
+    """Return the command for the good environment, and a subject with all variables and packages that differ."""
     names = _parse_pair(
         "--env-file", value, "two files of NAME=VALUE or name==version lines, or two virtual environments"
     )

@@ -36,7 +36,7 @@ SHIPPED = "ready/default.readiness.yaml"
 class ChecklistFile:
     """A parsed checklist file.
 
-    Its YAML tree is kept because messages about later mistakes need the positions in the file.
+    Its YAML tree is kept because messages about errors that are found later need the positions in the file.
     """
 
     checklist: Checklist
@@ -46,7 +46,7 @@ class ChecklistFile:
 def load_checklist(file: Path | None, working_dir: Path) -> ChecklistFile:
     """Read a checklist file, or the default checklist if `file` is None.
 
-    Raises ScenarioError with every mistake in the file.
+    Raise ScenarioError, which lists all errors, if the file is invalid.
     """
     document = read_tree(shipped_root() / SHIPPED if file is None else working_dir / file, working_dir)
     mistakes = list(document.mistakes)
@@ -81,7 +81,7 @@ class PhasePlan:
         return tuple(item.name for item in self.scenarios)
 
     def launches(self, facts: MachineFacts, folders: Mapping[str, str]) -> tuple[RunSpec | Skip, ...]:
-        """Return what this phase launches. Raises HarnessError for a mistake in the checklist.
+        """Return the launches of this phase. Raise HarnessError if the checklist contains an error.
 
         `folders` maps the placeholder of an earlier run to its directory.
         """
@@ -97,9 +97,10 @@ class PhasePlan:
 
 
 def plan_phases(checklist_file: ChecklistFile, invocation: Invocation, facts: MachineFacts) -> tuple[PhasePlan, ...]:
-    """Return the plans of all phases of a checklist. Raises ScenarioError or UsageError with every mistake.
+    """Return the plans of all phases of a checklist.
 
-    The arguments of `invocation` are added to each phase's runs.
+    The arguments of `invocation` are added to each phase's runs. Raise ScenarioError or UsageError, which lists all
+    errors, if the checklist is invalid.
     """
     mistakes: list[Mistake] = []
     plans = []
@@ -127,7 +128,7 @@ def plan_phases(checklist_file: ChecklistFile, invocation: Invocation, facts: Ma
 
 
 def _resolve_plans(plans: Sequence[PhasePlan], facts: MachineFacts) -> tuple[PhasePlan, ...]:
-    """Return the plans with their launches. Raises ScenarioError with every mistake."""
+    """Return the plans with their launches. Raise ScenarioError, which lists all errors, if a plan is invalid."""
     resolved_plans, mistakes = [], []
     for plan in plans:
         try:

@@ -62,11 +62,11 @@ _NO_SERVER = "launched without forking: only a bisection has a fork server"
 
 
 class CannotFork(Exception):
-    """Raised if a run cannot be launched by forking. The text states the reason."""
+    """Raised if a run cannot be launched by forking. The message states the reason."""
 
 
 def unforkable_reason(spec: RunSpec) -> str | None:
-    """Return why a run cannot be launched by forking, or None if nothing in its spec prevents it."""
+    """Return the reason why a run cannot be launched by forking, or None if nothing in its spec prevents it."""
     if not sys.platform.startswith("linux"):
         return "forked launches need Linux"
     if spec.device == "cuda" or (spec.device == "any" and any(path.exists() for path in _GPUS)):
@@ -102,12 +102,12 @@ def _unforkable_program(spec: RunSpec) -> str | None:
 
 
 def _program_file(spec: RunSpec) -> str:
-    """Return the file of the program, "-m" for a module, or "" if there is none."""
+    """Return the path of the program's file, "-m" for a module, or "" if there is none."""
     return next((word for word in spec.program if word != sys.executable), "")
 
 
 def _late_setting(spec: RunSpec) -> str | None:
-    """Return why the source code of the program prevents forking, or None if it does not."""
+    """Return the reason why the source code of the program prevents forking, or None if it does not."""
     file = Path(spec.cwd or ".", _program_file(spec))
     if file.suffix != ".py" or not file.is_file():
         return None
@@ -157,7 +157,7 @@ class _Server:
         self.modules = frozenset(self._await_modules())
 
     def start(self, order: dict[str, Any]) -> _ForkedReaper:
-        """Make the server fork a reaper process. Raises CannotFork if that fails."""
+        """Make the server fork a reaper process. Raise CannotFork if that fails."""
         self._check_size(order)
         stdin, order_pipe = os.pipe()
         event_pipe, stdout = os.pipe()
@@ -240,7 +240,7 @@ class ForkServer:
                 server.close()
 
     def with_launcher(self, spec: RunSpec) -> RunSpec:
-        """Return the spec with a normal launcher if it asks for a fork but cannot be forked.
+        """Return the spec, with a normal launcher if it requests forking but forking is impossible.
 
         The reason is added as a note. Other specs are returned unchanged.
         """
@@ -258,7 +258,7 @@ class ForkServer:
     def launch(
         self, spec: RunSpec, attempt: AttemptDir, probe: str, devices: Sequence[int] | None = None
     ) -> LaunchedRun:
-        """Launch a run, by forking if its spec asks for that.
+        """Launch a run, by forking if its spec requests that.
 
         If the fork fails, start a new process instead, and record the failure in the attempt.
         """
@@ -296,7 +296,7 @@ class ForkServer:
 
 
 def _shadowing_file(spec: RunSpec, modules: frozenset[str]) -> Path | None:
-    """Return a file next to the program that has the name of an imported module, or None."""
+    """Return a file next to the program with the same name as one of `modules`, or None if there is none."""
     file = _program_file(spec)
     place = Path(spec.cwd or ".", "" if file == "-m" else file)
     home = place if place.is_dir() else place.parent

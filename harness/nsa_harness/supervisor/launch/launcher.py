@@ -64,7 +64,7 @@ def command_line(spec: RunSpec, python: str, attempt_dir: Path | None) -> list[s
 
 
 def _current_module_name(module: str) -> str:
-    """Return the current name of a module that older versions called by another name."""
+    """Return the current name of a module, given its current name or its name in an older version."""
     return module.replace(f"{_PACKAGE.name}.{IN_CHECKOUT[-1]}.", f"{SUBJECT.name}.", 1)
 
 
@@ -126,7 +126,7 @@ class LaunchedRun:
     replacements: int = 0
 
     def events(self, wait_s: float) -> list[dict[str, Any]]:
-        """Return the new messages of the reaper. Waits at most `wait_s` seconds for the first one."""
+        """Return the new messages from the reaper. The wait for the first one takes at most `wait_s` seconds."""
         out = self.reaper.stdout
         assert out is not None
         ready, _, _ = select.select([out], [], [], wait_s)
@@ -155,10 +155,10 @@ class LaunchedRun:
         self._send(command)
 
     def end(self, grace_s: float, limit_s: float = _END_S) -> list[dict[str, Any]]:
-        """End every process of the run, and return the messages of the reaper.
+        """End every process of the run, and return the messages from the reaper.
 
-        The processes receive SIGTERM, and after `grace_s` seconds SIGKILL. Without an "ended" message, they could not
-        be ended within `limit_s` seconds.
+        The processes receive SIGTERM, and after `grace_s` seconds SIGKILL. If there is no "ended" message, they could
+        not be ended within `limit_s` seconds.
         """
         return self._finish(limit_s, do="end", grace_s=grace_s)
 
@@ -267,7 +267,7 @@ def launch(
 
 
 def this_process() -> list[int] | None:
-    """Return the pid and start time of this process, or None if unknown."""
+    """Return the pid and start time of this process, or None if the start time is unknown."""
     controller = process_identity(os.getpid())
     return [controller.pid, controller.start_ticks] if controller else None
 
@@ -292,7 +292,7 @@ def _probe_root() -> Path:
 
 
 def end_dead_runs() -> None:
-    """End runs that earlier nsa-harness commands have left behind because they were killed."""
+    """End the runs that were left behind when earlier nsa-harness commands were killed."""
     end_orphaned_runs(_probe_root().glob(f"{_DIRECTORY_PREFIX}*"))
 
 

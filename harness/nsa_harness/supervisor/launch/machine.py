@@ -32,7 +32,7 @@ def machine_facts() -> MachineFacts:
 
 
 def visible_gpus(visible_devices: str | None, names: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the GPUs that remain visible under this value of CUDA_VISIBLE_DEVICES.
+    """Return the GPUs that remain visible under the value `visible_devices` of CUDA_VISIBLE_DEVICES.
 
     `names` are the names of all GPUs. Like CUDA, ignore everything from the first index that does not exist. UUIDs are
     returned unchecked.
@@ -92,8 +92,8 @@ _MAX_DIFF = 20_000
 def describe(spec: RunSpec, facts: MachineFacts, *, git_diff: bool) -> dict[str, Any]:
     """Return the content of env.json, which describes the machine and software of a run.
 
-    Only the variables that the spec declares and those on an allow-list are included, because others may be secret.
-    `git_diff`: include the uncommitted changes, which may also contain secrets.
+    Only the variables that the spec declares and those on an allow-list are included, because others could be secret.
+    `git_diff`: include the uncommitted changes, which can also contain secrets.
     """
     where = Path(spec.cwd) if spec.cwd else Path.cwd()
     return {
@@ -150,7 +150,7 @@ def package_version(package: str) -> str | None:
 
 
 def _git(where: Path, *, with_diff: bool) -> dict[str, str | bool | None] | None:
-    """Return the commit, branch and changed files of a git checkout, or None without one."""
+    """Return the commit, branch and changed files of the git checkout at `where`, or None if there is none."""
     commit = _command_output("git", "rev-parse", "HEAD", where=where)
     if commit is None:
         return None

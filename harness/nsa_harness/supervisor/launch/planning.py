@@ -106,7 +106,9 @@ class LaunchPlan:
 
 
 def plan_launches(invocation: Invocation, facts: MachineFacts) -> LaunchPlan:
-    """Return what a command launches, without starting it. Raises HarnessError for a mistake of the user."""
+    """Return the launches that a command selects, without starting them. Raise HarnessError if the command is
+    invalid.
+    """
     patterns = [argument for argument in invocation.arguments if not is_override(argument)]
     spec_files = [argument for argument in patterns if argument.endswith(".json")]
     if spec_files:
@@ -159,9 +161,9 @@ def _scenarios_of(plan: PlanText, working_dir: Path) -> tuple[str, ...]:
 
 
 def select_shard(launches: Sequence[RunSpec | Skip], shard: tuple[int, int] | None) -> tuple[RunSpec | Skip, ...]:
-    """Return every N-th launch, beginning with the K-th, for `shard` = (K, N), or all launches for None.
+    """Return every N-th launch, starting with the K-th, if `shard` is (K, N), or all launches if it is None.
 
-    Raises UsageError if there are none.
+    Raise UsageError if no launch remains.
     """
     if shard is None:
         return tuple(launches)
@@ -174,7 +176,7 @@ def select_shard(launches: Sequence[RunSpec | Skip], shard: tuple[int, int] | No
 def select_scenarios(invocation: Invocation) -> tuple[tuple[SelectedScenario, ...], tuple[str, ...]]:
     """Return the scenarios that a command selects, with its overrides applied, and notes for the user.
 
-    Raises UsageError if the arguments select nothing or are wrong.
+    Raise UsageError if the arguments are invalid or select nothing.
     """
     patterns = tuple(word for word in invocation.arguments if not is_override(word))
     changes = Changes(
@@ -220,7 +222,7 @@ def _watch_advice(command: Sequence[str]) -> str:
 
 
 def _selection_advice(patterns: Sequence[str], working_dir: Path) -> str:
-    """Return advice for a command that names a program instead of a scenario, or ""."""
+    """Return advice for a command that names a program instead of a scenario, or "" for any other command."""
     if patterns and _is_launcher(patterns[0]):
         return f"\n{_watch_advice(patterns)}"
     for word in patterns:
@@ -262,7 +264,7 @@ def all_scenarios(working_dir: Path) -> tuple[tuple[SelectedScenario, ...], tupl
 def check_scenarios(items: Sequence[SelectedScenario]) -> tuple[Scenario, ...]:
     """Validate the selected scenarios and return them as `Scenario` objects.
 
-    Raises UsageError with every mistake.
+    Raise UsageError, which lists all errors, if one is invalid.
     """
     results = [check_scenario(item.tree, PROGRAM) for item in items]
     mistakes = dict.fromkeys(str(mistake) for result in results for mistake in result.mistakes)
@@ -274,9 +276,9 @@ def check_scenarios(items: Sequence[SelectedScenario]) -> tuple[Scenario, ...]:
 def resolve_scenario(
     item: SelectedScenario, scenario: Scenario, invocation: Invocation, facts: MachineFacts
 ) -> RunSpec | Skip:
-    """Return the launch of a scenario on this machine, or a Skip if the machine cannot run it.
+    """Return the launch of a scenario on this machine, or a Skip if this machine cannot run it.
 
-    Raises ScenarioError if the scenario names a program file or a model layer that does not exist.
+    Raise ScenarioError if the scenario names a program file or a model layer that does not exist.
     """
     program_mistakes = PROGRAM.beyond_the_model(scenario, facts) if scenario.is_ours else ()
     wrong = [str(key_mistake(item.tree, location, text)) for location, text in program_mistakes]
@@ -348,7 +350,7 @@ def _resolve_or_raise(
 
 
 def _stored_specs(invocation: Invocation, files: list[str]) -> Iterator[RunSpec]:
-    """Yield the spec that is stored in each file. Raises UsageError if there are other arguments."""
+    """Yield the spec that is stored in each file. Raise UsageError if the command has other arguments."""
     others = [word for word in (*invocation.arguments, *invocation.matrix) if word not in files]
     if others or invocation.tags or invocation.expression or invocation.script or invocation.shard:
         extra = others[0] if others else "another selection"
@@ -441,7 +443,7 @@ def _variants(
 
 
 def _environment_overrides(environ: Mapping[str, str]) -> tuple[EnvironmentOverride, ...]:
-    """Return the overrides that environment variables set, or () if a value is wrong."""
+    """Return the overrides that environment variables set, or () if a value is invalid."""
     try:
         return environment_overrides(environ)
     except UsageError:  # `select_scenarios` reports it if the shipped program is selected

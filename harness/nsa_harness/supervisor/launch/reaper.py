@@ -89,7 +89,7 @@ class ProcessIdentity:
 
 
 def process_identity(pid: int) -> ProcessIdentity | None:
-    """Return the identity of the process with this pid, or None if there is none."""
+    """Return the identity of the process with this pid, or None if there is no such process."""
     fields = _stat(pid)
     return ProcessIdentity(pid, int(fields[_START_TICKS])) if fields else None
 
@@ -223,7 +223,7 @@ class Reaper:
         return child.pid
 
     def execute(self, command: dict[str, Any]) -> bool:
-        """Execute a command of the controller. Return False if the reaper must exit."""
+        """Execute a command from the controller. Return False if the reaper must exit."""
         if command["do"] == "watch":
             self.watch(command["pid"], command["rank"], command.get("started"))
         elif command["do"] == "end":
@@ -231,7 +231,7 @@ class Reaper:
         return bool(command["do"] != "quit")
 
     def watch(self, pid: int, rank: int | None, start_ticks: int | None) -> None:
-        """Report the exit of this process when it happens.
+        """Watch the process `pid`, and report its exit when it happens.
 
         Polling /proc would be too slow, because torchrun reaps a rank within 0.1 s. `rank` is None for the launcher.
         `start_ticks` is None if the start time is unknown.
@@ -327,7 +327,7 @@ class Reaper:
         return members
 
     def update_known_processes(self) -> None:
-        """Store the list of the run's processes for a reaper that may have to replace this one."""
+        """Store the list of the run's processes for a reaper that might later replace this one."""
         now_s = time.monotonic()
         if now_s - self.updated_s < _POLL_S:
             return
@@ -372,7 +372,7 @@ class Reaper:
     # Probe files.
 
     def move_probe_files(self, *, is_run_over: bool = True) -> None:
-        """Move the files that the instrumentation has written from memory to the run's directory.
+        """Move the instrumentation's files from memory to the run's directory.
 
         If some files could not be moved, `is_run_over` is stored for a later reaper. It says whether no process of the
         run is left.
@@ -387,7 +387,7 @@ class Reaper:
             self.write_owner()
 
     def copy_probe_files(self, *, remove: bool = False) -> bool:
-        """Copy the files that the instrumentation has written to the run's directory. Return whether all were copied.
+        """Copy the instrumentation's files to the run's directory. Return whether all of them were copied.
 
         `remove`: delete each file after it has been copied.
         """
@@ -434,12 +434,12 @@ class Reaper:
     # Records.
 
     def report(self, event: str, **facts: object) -> None:
-        """Record an event and write it at once, to the journal and to the controller."""
+        """Record an event, and send it to the journal and the controller at once."""
         self.record(event, **facts)
         self.flush()
 
     def record(self, event: str, **facts: object) -> None:
-        """Record an event, to be written by the next call of `flush`."""
+        """Record an event, which the next call to `flush` writes."""
         line = (json.dumps({"event": event, "t_ns": time.monotonic_ns(), **facts}) + "\n").encode()
         self.unwritten += line
         self.unsent += line
@@ -487,14 +487,14 @@ class Reaper:
                 self._note_full_disk(f"the disk space reserved for the end of the run has been used: {run_dir}")
 
     def _note_full_disk(self, why: str) -> None:
-        """Record that the disk is full, but only once."""
+        """Record that the disk is full, with the reason `why`, but only once."""
         if not self.has_full_disk:
             self.has_full_disk = True
             self.record("full", why=why)
 
 
 def this_machine() -> list[str]:
-    """Return the boot id and the PID namespace of this process.
+    """Return the boot id of this machine and the PID namespace of this process.
 
     The pids of two processes may be compared only if both values are equal.
     """
@@ -514,7 +514,7 @@ def _probe_files(probe_dir: Path) -> list[Path]:
 
 
 def _copy_verified(file: Path, target: Path) -> None:
-    """Copy a file, read the copy back and compare it. Raises OSError if that fails."""
+    """Copy a file, and check that the copy is identical. Raise OSError if it is not, or if copying fails."""
     target.parent.mkdir(exist_ok=True)
     data = file.read_bytes()
     _write_atomically(target, data)
@@ -523,7 +523,7 @@ def _copy_verified(file: Path, target: Path) -> None:
 
 
 def _write_atomically(target: Path, data: bytes) -> None:
-    """Write a new file, then rename it to `target`. Raises OSError if that fails."""
+    """Write a new file, then rename it to `target`. Raise OSError if either step fails."""
     temporary = target.with_name(f".{target.name}.{os.urandom(4).hex()}")
     try:
         with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "wb") as file:
@@ -536,7 +536,7 @@ def _write_atomically(target: Path, data: bytes) -> None:
 
 
 def _empty_reserve(reserve: str | None) -> bool:
-    """Free the reserved disk space, and return whether that worked."""
+    """Free the reserved disk space, and return whether that succeeded."""
     try:
         descriptor = os.open(reserve or "", os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
@@ -554,7 +554,6 @@ def _empty_reserve(reserve: str | None) -> bool:
 
 
 def _exit_status(pid: int, pidfd: int) -> int | None:
-    """Return the exit status of a process, or None if it is unknown."""
     fields = _stat(pid)
     if fields and fields[_STATE] == "Z":
         return os.waitstatus_to_exitcode(int(fields[_EXIT_CODE]))
@@ -567,7 +566,7 @@ def _exit_status(pid: int, pidfd: int) -> int | None:
 
 
 def _stat(pid: int) -> list[str] | None:
-    """Return the fields of /proc/PID/stat after the command name, or None without such a process."""
+    """Return the fields of /proc/PID/stat after the command name, or None if there is no such process."""
     try:
         return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(") ")[2].split() or None
     except OSError:

@@ -42,7 +42,7 @@ _PACKAGE = Path(__file__).resolve().parents[2]
 
 @dataclass(frozen=True, kw_only=True)
 class LoadedScenario:
-    """A scenario file that was read.
+    """A scenario file that has been read.
 
     The trees of its parents are merged into its tree, but its matrix is not expanded yet.
     """
@@ -77,11 +77,11 @@ def shipped_root() -> Path:
 
 
 def load_catalog(working_dir: Path, shipped_dir: Path, names: Collection[str] = ()) -> Catalog:
-    """Return all scenarios that a user can select by name. Raises ScenarioError with every mistake.
+    """Return all scenarios that a user can select by name.
 
-    If the caller needs only some scenarios, `names` are their names, and mistakes in other files become notes. If each
+    If the caller needs only some scenarios, `names` are their names, and errors in other files become notes. If each
     name is a scenario of the user or the name of a shipped file, the other shipped files are not read: reading a
-    hundred files takes longer than starting a rank.
+    hundred files takes longer than starting a rank. Raise ScenarioError, which lists all errors, if a file is invalid.
     """
     users = working_dir / "scenarios"
     reader, scenarios = ScenarioReader(working_dir), []
@@ -107,7 +107,7 @@ def load_catalog(working_dir: Path, shipped_dir: Path, names: Collection[str] = 
 
 
 def load_file(path: Path, working_dir: Path, shipped_dir: Path) -> LoadedScenario:
-    """Read a scenario file that is named on the command line. Raises ScenarioError if it has mistakes."""
+    """Read a scenario file that is named on the command line. Raise ScenarioError if the file is invalid."""
     reader, users = ScenarioReader(working_dir), working_dir / "scenarios"
     if path.is_relative_to(users):
         reader.check_inside(path, users)
@@ -119,7 +119,7 @@ def load_file(path: Path, working_dir: Path, shipped_dir: Path) -> LoadedScenari
 
 
 def read_tree(path: Path, working_dir: Path) -> ParsedYaml:
-    """Return the tree of a YAML file that is not a scenario, and its syntax mistakes."""
+    """Return the tree of a YAML file that is not a scenario, and its syntax errors."""
     reader = ScenarioReader(working_dir)
     text = reader.text(path)
     return (
@@ -155,7 +155,7 @@ def yaml_files(root: Path) -> Iterator[Path]:
 
 
 class ScenarioReader:
-    """Reads scenario files, each only once, and collects the mistakes in them."""
+    """Reads scenario files, each only once, and collects the errors in them."""
 
     def __init__(self, working_dir: Path) -> None:
         self.working_dir = working_dir
@@ -167,15 +167,15 @@ class ScenarioReader:
             raise ScenarioError(self.messages())
 
     def messages(self) -> tuple[str, ...]:
-        """Return the messages about all mistakes so far, grouped by file and without duplicates."""
+        """Return the messages about all errors found so far, grouped by file and without duplicates."""
         files = dict.fromkeys(mistake.origin.source for mistake in self.mistakes)
         by_file = ([mistake for mistake in self.mistakes if mistake.origin.source == file] for file in files)
         return tuple(dict.fromkeys(str(mistake) for mistakes in by_file for mistake in in_order(mistakes)))
 
     def check_inside(self, path: Path, root: Path) -> bool:
-        """Return whether a file is really below `root`. If a link leads outside, add a mistake.
+        """Return whether a file is really below `root`. If a link leads outside, record an error.
 
-        Messages about mistakes quote a file's text, so a link must not lead to an arbitrary file.
+        Error messages quote a file's text, so a link must not lead to an arbitrary file.
         """
         inside = not path.exists() or path.resolve().is_relative_to(root.resolve())
         if not inside:
@@ -186,7 +186,7 @@ class ScenarioReader:
         return inside
 
     def read_scenario(self, path: Path, roots: tuple[Path, ...], *, is_shipped: bool) -> LoadedScenario | None:
-        """Return the scenario in a file, with its parents merged in, or None if it has mistakes.
+        """Return the scenario in a file, with its parents merged in, or None if the file is invalid.
 
         `roots` are the directories that are searched for parents.
         """
@@ -244,7 +244,7 @@ class ScenarioReader:
     def tree(self, path: Path) -> Node | None:
         """Return the YAML tree of a file without its parents, or None if the file cannot be read.
 
-        The reason is added to the mistakes.
+        The reason is recorded as an error.
         """
         if path not in self._trees:
             self._trees[path] = self._read(path)
@@ -280,7 +280,7 @@ class ScenarioReader:
         return None
 
     def label(self, path: Path) -> str:
-        """Return a path as messages show it, relative to the working directory if possible."""
+        """Return a path as it is shown in messages, relative to the working directory if possible."""
         absolute = Path(os.path.abspath(path))
         inside = absolute.is_relative_to(self.working_dir)
         return visible(str(absolute.relative_to(self.working_dir) if inside else absolute))
@@ -299,7 +299,7 @@ def _read_bytes(path: Path) -> bytes:
 
 
 def _name_clashes(scenarios: list[LoadedScenario]) -> Iterator[Mistake]:
-    """Yield a mistake for each scenario name that is used twice."""
+    """Yield an error for each scenario name that is already the name of another scenario."""
     owners: dict[tuple[bool, str], LoadedScenario] = {}
     for scenario in scenarios:
         for name in (scenario.name, *scenario.aliases):
@@ -333,14 +333,14 @@ _SHIPPED = "plan.yaml"
 
 @cache
 def shipped_plan() -> PlanText:
-    """Return the default plan file, for runs that have no plan file of their own."""
+    """Return the default plan file, for runs without a plan file of their own."""
     return PlanText(file=f"{PLANS}/{_SHIPPED}", text=(shipped_root() / PLANS / _SHIPPED).read_text(encoding="utf-8"))
 
 
 def read_plan_text(path: Path, working_dir: Path) -> PlanText | None:
     """Return the text of a plan file, or None if the file is unreadable or not a plan.
 
-    The caller then reads the file as a scenario, which also reports its mistakes.
+    The caller then reads the file as a scenario, which also reports its errors.
     """
     reader = ScenarioReader(working_dir)
     text = reader.text(path) if path.is_file() else None
@@ -350,9 +350,10 @@ def read_plan_text(path: Path, working_dir: Path) -> PlanText | None:
 
 
 def parse_plan(plan_text: PlanText, scenarios: Sequence[Selectable]) -> PlanFile:
-    """Parse the text of a plan file. Raises ScenarioError with every mistake in it.
+    """Parse the text of a plan file.
 
-    `scenarios` are the existing scenarios, whose names the plan may use.
+    `scenarios` are the existing scenarios, whose names the plan can use. Raise ScenarioError, which lists all errors,
+    if the plan is invalid.
     """
     return _without_mistakes([read_plan(plan_text, scenarios)])[0]
 
@@ -360,10 +361,10 @@ def parse_plan(plan_text: PlanText, scenarios: Sequence[Selectable]) -> PlanFile
 def plans_with_tags(
     tags: Sequence[str], working_dir: Path, scenarios: Callable[[], Sequence[Selectable]]
 ) -> tuple[PlanText, ...]:
-    """Return the plan files that have at least one of these tags, the user's files first.
+    """Return the plan files that have at least one of these tags. The user's files come first.
 
-    `scenarios` returns all scenarios; it is called only if the user has plan files. Raises ScenarioError if a plan file
-    has mistakes.
+    `scenarios` returns all scenarios; it is called only if the user has plan files. Raise ScenarioError if a plan file
+    is invalid.
     """
     users, shipped_dir = working_dir / "scenarios", shipped_root()
     has_user_plans = not (users.is_dir() and shipped_dir.is_dir() and users.samefile(shipped_dir))

@@ -69,7 +69,7 @@ def plan_sides(
     arg: tuple[str, str] | None = None,
     tree_of: TreeOf | None = None,
 ) -> LaunchSides:
-    """Return the two launches to compare. Raises UsageError unless they differ in exactly one setting.
+    """Return the two launches to compare. Raise UsageError unless they differ in exactly one setting.
 
     `commits` are the two commits to compare, if any. Each is launched in the directory that `tree_of` returns for it.
     Without `tree_of`, both use the working directory, which is enough if nothing is launched. `arg` has the additional
@@ -100,7 +100,7 @@ def plan_sides(
 def _is_axis(argument: str) -> bool:
     """Whether an argument gives two values to a key, such as "gc.layers=none,all".
 
-    Raises UsageError if there are more than two values.
+    UsageError is raised if there are more than two values.
     """
     if not is_override(argument) or argument.endswith("="):
         return False
@@ -206,7 +206,7 @@ def _launches(invocation: Invocation, facts: MachineFacts) -> Iterator[_Launch]:
 
 
 def _sides(launches: Sequence[_Launch], labels: dict[int, str]) -> LaunchSides:
-    """Return the two launches with their labels. Raises UsageError unless they differ in exactly one setting."""
+    """Return the two launches with their labels. Raise UsageError unless they differ in exactly one setting."""
     keys = _differences(*launches)
     if not keys:
         same = " and ".join(dict.fromkeys(spec.scenario for _, spec in launches))
@@ -263,7 +263,7 @@ def _label(key: str, settings: dict[str, Plain]) -> str:
 
 
 def _side_name(scenario: str, text: str) -> str:
-    """Return the name of the directory for the attempts of one launch."""
+    """Return the name of the directory that contains the attempts of one launch."""
     return f"{scenario}@{re.sub(r'[^A-Za-z0-9_.:=+-]', '_', text).strip('_-')}"[:_NAME_LIMIT]
 
 

@@ -1,4 +1,4 @@
-"""The watchdog: a process that ends a run whose controller and reaper were both killed.
+"""A process (the "watchdog") that ends a run whose controller and reaper were both killed.
 
 Each controller (nsa-harness command) has one watchdog, a separate program that uses only the standard library. The
 controller sends it the probe directory of each run. When the watchdog's standard input closes, the controller is dead.
@@ -71,7 +71,7 @@ def send_order(reaper: Any, order: dict[str, Any]) -> None:
 
 @dataclass(kw_only=True)
 class Watchdog:
-    """The connection to the watchdog process, which is started when needed. Thread-safe."""
+    """The thread-safe connection to the watchdog process, which is started when it is first needed."""
 
     _probe_dirs: list[Path] = field(default_factory=list)
     _process: subprocess.Popen[bytes] | None = None
@@ -103,7 +103,7 @@ class Watchdog:
 
 @dataclass(frozen=True, kw_only=True)
 class Owner:
-    """The two processes that control a run, its controller and its reaper."""
+    """The two processes that control a run: its controller and its reaper."""
 
     controller: ProcessIdentity | None
     reaper: ProcessIdentity | None
@@ -147,7 +147,7 @@ def read_owner(probe_dir: Path) -> Owner | None:
 
 
 def end_orphaned_runs(probe_dirs: Iterable[Path]) -> None:
-    """End the runs whose controller, reaper and watchdog were all killed. Waits up to 15 s.
+    """End the runs whose controller, reaper and watchdog were all killed. This takes at most 15 s.
 
     `probe_dirs` are all probe directories on this machine. Observed jobs are not ended.
     """
@@ -166,14 +166,14 @@ def end_orphaned_runs(probe_dirs: Iterable[Path]) -> None:
 
 
 def _remove_empty(probe_dir: Path) -> None:
-    """Remove an empty directory for status files that is older than a minute."""
+    """Remove the directory `probe_dir` if it is empty and more than a minute old."""
     with contextlib.suppress(OSError):  # its reaper was killed directly after creating it
         if time.time() - probe_dir.lstat().st_mtime > _MIN_AGE_S:
             probe_dir.rmdir()
 
 
 def guard_all(probe_dirs: set[Path]) -> None:
-    """Wait until all runs have ended. If a reaper is killed, start a new one."""
+    """Wait until all runs have ended, and replace each reaper that is killed."""
     reapers: dict[Path, list[subprocess.Popen[bytes]]] = {probe_dir: [] for probe_dir in probe_dirs}
     while reapers:
         reaper_pids = []

@@ -50,7 +50,7 @@ _NO_PTRACE = ("permission denied", "operation not permitted", "eperm")
 
 @dataclass(frozen=True, kw_only=True)
 class RunningJob:
-    """A running job that was found from the id of one of its processes."""
+    """A running job that was found through the pid of one of its processes."""
 
     pid: int  # the process that the user named
     ranks: Mapping[int, int]
@@ -60,7 +60,7 @@ class RunningJob:
 
 
 def find_job(pid: int) -> RunningJob:
-    """Return the job to which a process belongs. Raises NoSuchJob if there is none or access is denied.
+    """Return the job to which a process belongs. Raise NoSuchJob if there is no job or access is denied.
 
     The ranks of the job are this process, its descendants or its siblings.
     """
@@ -101,7 +101,7 @@ def missing_ranks(ranks: Collection[int], environment: Mapping[str, str]) -> tup
 
 
 def _exit_codes(ranks: Mapping[int, int], missing: Sequence[int]) -> dict[int, int | None]:
-    """Return the exit code of each missing rank (negative for a signal), or None if unknown."""
+    """Map each missing rank to its exit code, which is negative for a signal, or to None if it is unknown."""
     parents = {stat.parent for pid in ranks.values() if (stat := procfs.read_stat(pid))}
     ended_pids = sorted(stat.pid for parent in parents for stat in procfs.children(parent) if stat.state == "Z")
     if missing and len(ended_pids) == len(missing):  # the ranks were started in order
@@ -113,7 +113,7 @@ def _exit_codes(ranks: Mapping[int, int], missing: Sequence[int]) -> dict[int, i
 
 @dataclass(frozen=True, kw_only=True)
 class FoundJob:
-    """A job that was found by RANK in the environment of its processes."""
+    """A job that was found because its processes have RANK in their environment."""
 
     pid: int  # pid of the launcher, or of the lowest rank if there is no launcher
     command: str
@@ -122,17 +122,17 @@ class FoundJob:
 
     @property
     def text(self) -> str:
-        """One line such as "41872   2 ranks   running for 3 min   torchrun --nproc-per-node 2 train.py"."""
+        """A line such as "41872   2 ranks   running for 3 min   torchrun --nproc-per-node 2 train.py"."""
         return f"{self.pid}   {plural(self.ranks, 'rank')}   running for {duration(self.age_s)}   {self.command}"
 
 
 def jobs_of_this_user() -> list[FoundJob]:
-    """Return the jobs of this user on this machine, the latest job last."""
+    """Return this user's jobs on this machine, with the latest job last."""
     return find_jobs(stat for pid in _own_processes() if (stat := procfs.read_stat(pid)))
 
 
 def find_jobs(stats: Iterable[procfs.Stat]) -> list[FoundJob]:
-    """Return the jobs to which these processes belong, the latest job last."""
+    """Return the jobs to which these processes belong, with the latest job last."""
     ranks: dict[tuple[object, ...], list[procfs.Stat]] = {}
     living = {stat.pid: stat for stat in stats if stat.state not in "ZX"}
     rank_pids = {pid for pid in living if rank_of(pid) is not None}
@@ -148,7 +148,7 @@ def describe_jobs(jobs: Sequence[FoundJob], where: str) -> str:
 
 
 def only_job(jobs: Sequence[FoundJob]) -> int:
-    """Return the pid of the only job. Raises NoSuchJob if there is no job or more than one."""
+    """Return the pid of the only job. Raise NoSuchJob if there is no job or more than one."""
     if not jobs:
         raise NoSuchJob(
             "attach: no job of this user is running on this machine (no Python process has RANK in its environment);"
@@ -299,7 +299,7 @@ class PassiveObserver:
 
 @dataclass(kw_only=True)
 class KnownRanks(Ranks):
-    """The ranks of a job, as they were found when nsa-harness attached to it."""
+    """The ranks of a job that were found when nsa-harness attached to it."""
 
     known_pids: Mapping[int, int]
 
@@ -357,7 +357,7 @@ def observe_until_decided(
 
 
 def _store_recorders(observer: PassiveObserver, attempt: AttemptDir) -> None:
-    """Store the flight recorders that the job's own worker servers returned, if all did."""
+    """Store the flight recorders from the job's own worker servers, if every server returned one."""
     files = [observer.probe_dir / protocol.FLIGHT.format(pid=pid) for pid in observer.job.ranks.values()]
     if not observer.job.probe_dir and all(file.exists() for file in files):
         for file in files:

@@ -110,7 +110,7 @@ class ObservedJob:
         return None
 
     def _on_exit(self) -> Ending:
-        """Return why the watch ended, once the command has exited."""
+        """Return the reason why the watch ended. This is called when the command has exited."""
         if self.watch.reported_proof:
             return Ending.STALL
         return Ending.INTERRUPTED if self._was_asked_to_end() else Ending.EXITED
@@ -142,7 +142,7 @@ HOOK_LIMIT_S = 60.0
 
 @dataclass(kw_only=True)
 class Hook:
-    """One call of the user command from --on-hang=exec, in its own thread and with a time limit."""
+    """One execution of the user's command from --on-hang=exec, in its own thread and with a time limit."""
 
     command: str
     document: Path  # file with the outcome, which becomes the command's standard input
@@ -166,7 +166,7 @@ class Hook:
             self.on_failure(failure)
 
     def _call(self) -> str | None:
-        """Run the command, and return the reason if it failed, or None."""
+        """Run the command. Return the reason why it failed, or None if it succeeded."""
         pid = os.posix_spawn(
             "/bin/sh",
             ["sh", "-c", self.command],
@@ -197,28 +197,25 @@ _READY_S = 10.0
 
 @dataclass(kw_only=True)
 class WatchedCommand(LaunchedRun):
-    """The observed command, which is a child of this process.
-
-    So no other process can reap its exit status.
-    """
+    """The observed command. It is a child of this process, so no other process can reap its exit status."""
 
     child: subprocess.Popen[bytes]
 
     def copy_probe_files(self, home: Path) -> None:
-        """Copy the current files of the instrumentation to the directory `home`."""
+        """Copy the current state of the instrumentation's files to the directory `home`."""
         # A process may exit and remove its files while they are copied.
         with contextlib.suppress(shutil.Error, FileNotFoundError):
             shutil.copytree(self.probe_dir, home, ignore=_IGNORED_FILES, dirs_exist_ok=True)
 
     def next_attempt(self, attempt: AttemptDir) -> None:
-        """Make the reaper write to the files of this attempt from now on."""
+        """Make the reaper write to the files of `attempt`."""
         paths = {"keep": str(attempt.probe_files.resolve()), "journal": str(attempt.processes.resolve())}
         self.order = {**self.order, **paths}
         self.watch_commands = {pid: command for pid, command in self.watch_commands.items() if command["do"] == "adopt"}
         self.send_command(do="journal", **paths)
 
     def release(self) -> None:
-        """Let the reaper store the status files and exit. The job continues."""
+        """Let the reaper store the status files and exit, while the job continues."""
         self._finish(_READY_S, do="leave")
 
     def _receive(self, event: dict[str, Any]) -> None:
@@ -232,7 +229,7 @@ class WatchedCommand(LaunchedRun):
 def start_watched_command(
     command: Sequence[str], attempt: AttemptDir, probe: str, forwarder: SignalForwarder
 ) -> WatchedCommand:
-    """Start `command` in the terminal's foreground. Raises CommandNotStarted if that fails.
+    """Start `command` in the terminal's foreground. Raise CommandNotStarted if that fails.
 
     In this case no process or file is left behind.
     """
@@ -356,7 +353,7 @@ class SignalForwarder:
         signal.pthread_sigmask(signal.SIG_SETMASK, self.original_mask)
 
     def follow(self, pid: int) -> None:
-        """Forward signals to a child of this process until the child ends."""
+        """Forward signals to the child process `pid` until it ends."""
         threading.Thread(target=self._run, args=(pid,), name="signals", daemon=True).start()
 
     def _run(self, pid: int) -> None:
@@ -372,5 +369,5 @@ class SignalForwarder:
 
 
 def _is_from_job(sender: int, job: int) -> bool:
-    """Whether a process of the job has sent the signal. The job has then received it as well."""
+    """Whether the signal came from a process of the job, which means that the job has received it as well."""
     return sender == job or (sender != 0 and any(stat.pid == sender for stat in procfs.descendants(job)))

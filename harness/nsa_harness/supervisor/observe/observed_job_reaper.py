@@ -36,7 +36,7 @@ class WatchedCommandReaper(Reaper):
         self.report("ready")
 
     def execute(self, command: dict[str, Any]) -> bool:
-        """Execute a command of the controller. Return False if the reaper must exit."""
+        """Execute a command from the controller. Return False if the reaper must exit."""
         if command["do"] == "adopt":
             self.launcher_pid = self.root_pid = command["pid"]
             self.write_owner()
@@ -51,7 +51,7 @@ class WatchedCommandReaper(Reaper):
         return super().execute(command)
 
     def end_abandoned(self) -> None:
-        """Wait until the job has ended without the controller, then store its status files."""
+        """Wait for the end of the job, whose controller is dead, and then store its status files."""
         if self.order.get("over"):
             self.move_probe_files()
             return
@@ -65,7 +65,7 @@ class WatchedCommandReaper(Reaper):
         """Do nothing, because reading all processes takes time and is rarely needed here."""
 
     def _receive_exits(self, wait_ms: int) -> None:
-        """Report exits of watched processes. Waits at most `wait_ms` for the first one."""
+        """Report the exits of watched processes. The wait for the first exit takes at most `wait_ms`."""
         for fd, _ in self.poll.poll(wait_ms):
             if fd in self.watched:
                 self.report_exit(fd)

@@ -24,7 +24,7 @@ def is_python_command(words: Sequence[str]) -> bool:
 
 
 def ranks_below(root: int) -> dict[int, int]:
-    """Return the pid of each rank that is this process or its descendant, by rank.
+    """Map each rank at or below the process `root` to its pid.
 
     The rank is RANK in a process's environment. If no process has RANK, it is LOCAL_RANK, which Lightning's rank 0 sets
     in the processes that it starts. If no process has either (mp.spawn), the processes that have loaded torch are the
@@ -37,14 +37,14 @@ def ranks_below(root: int) -> dict[int, int]:
 
 
 def rank_of(pid: int) -> int | None:
-    """Return RANK in the environment of a process, or None if it is not a rank."""
+    """Return the value of RANK in the environment of a process, or None if the process is not a rank."""
     rank = procfs.environment(pid).get("RANK", "")
     words = command_line(pid)
     return int(rank) if rank.isdigit() and _is_python(pid, words) and not starts_ranks(words) else None
 
 
 def _ranks_by_environment(below: Iterable[procfs.Stat]) -> dict[int, int]:
-    """Return the pids of processes by RANK in their environment, without children of ranks."""
+    """Map the RANK of each process to its pid. Children of ranks are ignored."""
     pids: dict[int, int] = {}
     inside_rank: set[int] = set()
     for stat in below:
@@ -57,7 +57,7 @@ def _ranks_by_environment(below: Iterable[procfs.Stat]) -> dict[int, int]:
 
 
 def _ranks_by_local_rank(below: Sequence[procfs.Stat]) -> dict[int, int]:
-    """Return the pids of processes by LOCAL_RANK in their environment, or {} if one is missing."""
+    """Map the LOCAL_RANK of each process to its pid, or return {} if a number is missing."""
     stats: dict[int, procfs.Stat] = {}
     inside: set[int] = set()
     for stat in below:
@@ -105,7 +105,7 @@ _SEARCH_EVERY_S = 1.0  # reading the memory maps of all processes takes a few mi
 class WatchedRanks(Ranks):
     """The ranks of an observed job.
 
-    The job may start them at any time. If it replaces all of them, it has restarted.
+    The job can start them at any time. If it replaces all of them, it has restarted.
     """
 
     world_size: int = 0
@@ -117,7 +117,7 @@ class WatchedRanks(Ranks):
 
     @property
     def rank_count(self) -> int:
-        """The number of ranks of the job on all hosts, or those found so far."""
+        """The number of ranks of the job on all hosts or, if that is unknown, the number found so far."""
         return max([self.world_size, *(rank + 1 for rank in self.pids)])
 
     @property
@@ -178,7 +178,7 @@ class WatchedRanks(Ranks):
                 yield int(pid), status
 
     def _find_from_outside(self, launcher: int) -> dict[int, int]:
-        """Return the pids of ranks without status files, by rank."""
+        """Map each rank to its pid, without using status files."""
         now_ns = self.now_ns()
         waited_s = (now_ns - self.job.origin_ns) / 1e9
         if (self.job.has_probe and waited_s < NO_STATUS_FILE_S) or now_ns - self._searched_ns < _SEARCH_EVERY_S * 1e9:

@@ -1,7 +1,7 @@
 """Converts objects to and from JSON.
 
-Building a pydantic adapter for a large type takes as long as a whole launch may take. So each adapter is built when it
-is first used, and a run without a suspected stall needs none.
+Building a pydantic adapter for a large type can take as long as a whole launch. So each adapter is built when it is
+first used, and a run without a suspected stall needs none.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def type_adapter(value_type: type[Value]) -> TypeAdapter[Value]:
 
 
 def error_texts(error: ValidationError) -> list[str]:
-    """Return one text per validation error, such as "outcomes.0.ranks: Input should be a valid integer"."""
+    """Return one message per validation error, such as "outcomes.0.ranks: Input should be a valid integer"."""
     return [f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors(include_url=False)]
 
 
@@ -60,7 +60,7 @@ def json_text(value: DataclassInstance, indent: int | None = None) -> str:
 
 
 def evidence_text(evidence: Evidence) -> str:
-    """Return the evidence as compact JSON.
+    """Return the evidence as compact JSON text.
 
     A long list of objects with equal keys is stored by columns, and repeated values in a column are stored once.
     """

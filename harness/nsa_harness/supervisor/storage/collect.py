@@ -103,7 +103,7 @@ def copy_probe_files(attempt: AttemptDir, rank: int, pid: int | None) -> Iterato
 
 
 def step_time_s(attempt: AttemptDir, ranks: int) -> float | None:
-    """Return the time per step of the slowest rank in seconds, or None if it is unknown."""
+    """Return the slowest rank's time per step in seconds, or None if it is unknown."""
     steps_s = []
     for rank in range(ranks):
         with suppress(OSError, ValueError):
@@ -125,7 +125,7 @@ def _logs(attempt: AttemptDir, rank: int) -> Iterator[tuple[Path, str]]:
 
 
 def _probe_files(attempt: AttemptDir, pid: int | None) -> Iterator[tuple[Path, str]]:
-    """Yield the path of each file that the instrumentation wrote in a rank, and the name for its copy."""
+    """Yield the path of each file that the instrumentation wrote for a rank, and the name for its copy."""
     for pattern, name in _PROBE_FILES.items() if pid is not None else ():
         source = attempt.probe_files / pattern.format(pid=pid)
         is_empty = attempt.directory.is_file(source) and not attempt.directory.size_bytes(source)
@@ -138,9 +138,9 @@ _MAX_CHAIN = 8
 
 
 def raised_exception(rank: int, record: dict[str, Any], origin_ns: int) -> RaisedException:
-    """Return the exception that was recorded in a rank.
+    """Return the exception that `record` describes, which was raised in `rank`.
 
-    Raises KeyError, TypeError, ValueError or OverflowError if the record has an unexpected structure.
+    Raise KeyError, TypeError, ValueError or OverflowError if the record has an unexpected structure.
     """
     last, *earlier = (_earlier_error(error) for error in (record, *record.get("chain", ())[:_MAX_CHAIN]))
     exception = RaisedException(
@@ -206,7 +206,7 @@ def collect(attempt: AttemptDir, spec: RunSpec, node: str, read_reported: ReadRe
 
 
 def reduce_to_limit(evidence: Evidence) -> tuple[Evidence, str]:
-    """Reduce the evidence until it fits into the size limit. Return it and its JSON text.
+    """Reduce the evidence until it is within the size limit. Return it and its JSON text.
 
     The reduction stops earlier if the evidence would no longer prove the same kind of HANG.
     """
@@ -227,7 +227,7 @@ def reduce_to_limit(evidence: Evidence) -> tuple[Evidence, str]:
 
 
 def _step_number(path: Path) -> int:
-    """Return the step in a file name, such as 20 for "mem_rank0_step20.json", or -1."""
+    """Return the step in a file name, such as 20 for "mem_rank0_step20.json", or -1 if there is none."""
     digits = path.stem.rpartition("step")[2]
     return int(digits) if digits.isdecimal() else -1
 
@@ -245,8 +245,6 @@ def _proven_kind(evidence: Evidence) -> HangKind | None:
 
 @dataclass(kw_only=True)
 class _EvidenceCollector:
-    """Collects the evidence of one attempt from its files."""
-
     attempt: AttemptDir
     spec: RunSpec
     trouble: list[Trouble] = field(default_factory=list)
@@ -387,7 +385,6 @@ class _EvidenceCollector:
         )
 
     def _status_file(self, rank_dir: Path, rank: int, pid: int | None) -> StatusFile | None:
-        """Return the status file of a rank, or None if there is none."""
         path = rank_dir / "board"
         if not self.directory.exists(path):
             no_process = "no process of the rank was found while it was running, and no status file has this rank"
@@ -397,7 +394,6 @@ class _EvidenceCollector:
         return self._read(path, lambda raw: parse_board(raw, self.journals.origin_ns), rank)
 
     def _flight(self, rank_dir: Path, rank: int) -> FlightDump | None:
-        """Return the flight recorder of a rank, or None if there is none."""
         paths = (rank_dir / "flight.json", self.attempt.probe_files / protocol.NCCL_DUMP.format(rank=rank))
         path = next((path for path in paths if self.directory.exists(path)), None)
         return None if path is None else self._read(path, parse_dump, rank)
@@ -453,7 +449,7 @@ class _EvidenceCollector:
     def _gradient_orders(
         self, read: Callable[[Iterable[dict[str, Any]]], dict[int, tuple[str, ...]]]
     ) -> dict[int, dict[int, tuple[str, ...]]]:
-        """Return the order in which the gradients became ready in each rank."""
+        """Return, for each rank, the order in which its gradients became ready in each step."""
         paths = {rank: self.attempt.path / f"grad_order_rank{rank}.jsonl" for rank in range(self.spec.ranks)}
         return {
             rank: read(self.directory.read_records(path))
@@ -479,7 +475,7 @@ class _EvidenceCollector:
             return None
 
     def _write(self, path: Path, lines: Iterable[str], rank: int | None = None) -> None:
-        """Write lines to a file without secrets. A failure is recorded as trouble."""
+        """Write lines to a file, with secrets removed. A failure is recorded as trouble."""
         try:
             self.directory.write(path, self.attempt.redaction.text("".join(f"{line}\n" for line in lines)))
         except OSError as error:

@@ -21,14 +21,14 @@ _MAX_MEMORY_BYTES = 1 << 30
 
 
 class EndlessExpression(Exception):
-    """Raised if the search for a regular expression takes too long. The text is its name."""
+    """Raised if the search for a regular expression takes too long. The message is the name of the expression."""
 
 
 def last_matches(expressions: Mapping[str, str], text: str, limit_s: float = LIMIT_S) -> dict[str, str]:
-    """Return group 1 of the last match of each regular expression in `text`, by name.
+    """Map the name of each regular expression to group 1 of its last match in `text`.
 
-    Expressions that are invalid or do not match are missing in the result. Raises EndlessExpression if a search does
-    not end within `limit_s`.
+    Expressions that are invalid or do not match are missing in the result. Raise EndlessExpression if a search does not
+    end within `limit_s`.
     """
     request = json.dumps([limit_s, list(expressions.values()), text])
     process = subprocess.Popen(

@@ -1,6 +1,6 @@
 """Lists the files of an attempt, and writes the files that reproduce it.
 
-The list has the length of each file, and for a missing file the reason.
+The list contains the length of each file, or the reason why the file is missing.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _MAX_COUNTED_BYTES = 64 << 20
 def inventory(attempt: AttemptDir, evidence: Evidence, program_files: Sequence[ProgramFile]) -> tuple[Artifact, ...]:
     """Return the list of files of an attempt, including the additional `program_files`.
 
-    A missing file is listed with the reason.
+    A missing file is listed with the reason why it is missing.
     """
     expected_files = tuple(_expected_files(evidence, program_files))
     return tuple(artifact for file in expected_files if (artifact := _artifact(attempt, file)) is not None)

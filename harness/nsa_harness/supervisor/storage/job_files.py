@@ -36,7 +36,7 @@ _SOURCE_SUFFIXES = (
 
 @dataclass(kw_only=True)
 class JobFiles:
-    """The files of a job that were read, and the reasons why others could not be used."""
+    """The files that were read from a job, and the reasons why other files could not be used."""
 
     files: list[JobFile] = field(default_factory=list)
     trouble: list[Trouble] = field(default_factory=list)
@@ -44,7 +44,7 @@ class JobFiles:
 
 
 def read_job_files(paths: Sequence[Path]) -> JobFiles:
-    """Read all files at or below these paths. Reasons for failures are in `trouble` of the result."""
+    """Read all files at or below these paths. Failures are recorded in `trouble` of the result."""
     files = JobFiles()
     budget = Budget(_MAX_TOTAL_BYTES, _MAX_TOTAL_S)
     for path in paths:
@@ -107,7 +107,10 @@ def _read(directory: SafeDirectory, file: Path, label: str, budget: Budget, file
 
 
 def _file_data(directory: SafeDirectory, file: Path) -> tuple[bytes, str]:
-    """Return the contents of a file, and a note if a part was skipped, or "". Raises OSError or ValueError."""
+    """Return the contents of a file, and a note if part of the file was skipped, otherwise "".
+
+    Raise OSError if the file is unreadable, and ValueError if it is a pickle that is too large.
+    """
     size = directory.size_bytes(file)
     with directory.open_file(file) as stream:
         head = stream.read(_DETECTION_BYTES)

@@ -66,7 +66,7 @@ _Rank = Annotated[int, Field(ge=0, lt=MAX_RANKS)]
 
 
 class _Record(TypedDict, total=False):
-    """The keys of journal records whose types are checked."""
+    """The keys of a journal record whose types are checked."""
 
     __pydantic_config__ = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)  # type: ignore[misc]
 
@@ -96,7 +96,7 @@ _MAX_NOTES = 16  # unusable records of one journal that are reported separately
 
 
 def _validate_record(record: dict[str, Any]) -> dict[str, Any]:
-    """Return the record. Raises ValueError if a value has the wrong type."""
+    """Return a copy of the record. Raise ValueError if a key is missing or a value has the wrong type."""
     typed_record: Any = type_adapter(_Record).validate_python(record)
     if missing := _REQUIRED_KEYS.get(typed_record["event"], set()) - typed_record.keys():
         raise ValueError(f"{typed_record['event']} without {', '.join(sorted(missing))}")
@@ -135,16 +135,16 @@ class Journals:
             self._note(journal.name, f"{invalid_count - _MAX_NOTES} more records are invalid")
 
     def last_record(self, event: str) -> dict[str, Any]:
-        """Return the watcher's last record of this event, or {} if there is none."""
+        """Return the watcher's last record whose event is `event`, or {} if there is none."""
         return next((record for record in reversed(self.watch_records) if record.get("event") == event), {})
 
     def _time_s(self, event: dict[str, Any]) -> float:
         return (int(event["t_ns"]) - self.origin_ns) / 1e9
 
     def ending(self) -> Ending:
-        """Return why the watch ended.
+        """Return the reason why the watch ended.
 
-        If the watcher was killed, conclude it from the reaper's journal.
+        If the watcher was killed, the reason is derived from the reaper's journal.
         """
         ending = self.last_record("ending").get("ending")
         if ending in list(Ending):
@@ -179,7 +179,7 @@ class Journals:
         return next((record.get("pid") for record in self._events("started")), None)
 
     def exits(self) -> Iterator[Exit]:
-        """Yield all exits of ranks and the launcher, in order of time.
+        """Yield all exits of ranks and the launcher in chronological order.
 
         The sources are the reaper's journal, torchrun's summary, and the observer's journal for a job without a reaper.
         """
@@ -215,7 +215,7 @@ class Journals:
                 )
 
     def _decision_times_s(self) -> list[float]:
-        """Return the times at which the result of an observed job was decided, or [].
+        """Return the times at which the result of an observed job was decided, or [] if there are none.
 
         Later exits are consequences, not causes.
         """
@@ -252,9 +252,9 @@ class Journals:
                 proof = None
 
     def _exits_in_summary(self, failures: Iterable[AgentFailure], known_exits: dict[int, Exit]) -> Iterator[Exit]:
-        """Yield the exits that only torchrun's summary shows.
+        """Yield the exits that appear only in torchrun's summary.
 
-        The summary has no times. The failure that it calls the first gets the time of the earliest known exit.
+        The summary has no times. The failure that it calls the first one gets the time of the earliest known exit.
         """
         earliest_s = min((exit.at_s for exit in known_exits.values()), default=0.0)
         latest_s = max((exit.at_s for exit in known_exits.values()), default=0.0)
@@ -273,7 +273,7 @@ class Journals:
         return tuple(dict.fromkeys(islice(processes, _MAX_LEFTOVERS)))
 
     def unkillable(self) -> tuple[str, ...] | None:
-        """Return the processes that could not be killed, or None if nobody recorded them."""
+        """Return the processes that could not be killed, or None if this was not recorded."""
         survivor_lists = [event["left"] for event in self._events("ended") if "left" in event]
         return tuple(process[:300] for process in survivor_lists[-1][:_MAX_LEFTOVERS]) if survivor_lists else None
 

@@ -29,7 +29,7 @@ _LOCK_LIMIT_S = 30.0  # limit for waiting while another process adds a line
 
 @dataclass(frozen=True, kw_only=True)
 class LedgerSide:
-    """The counts of one of the two launches that a claim compares, and its failure rate."""
+    """The run counts and the failure rate of one of the two launches that a claim compares."""
 
     what: Annotated[str, doc("the value of the side")]
     spec_hash: Annotated[str, doc("twelve hex digits over everything that decides what runs")]
@@ -82,7 +82,7 @@ class Ledger:
 def add_line(parent: Path, line: LedgerLine, redaction: Redaction) -> Path:
     """Add a line to the ledger of the runs below `parent`, and return the path of the ledger.
 
-    Raises StoredRunError if another process keeps the ledger locked, and OSError if it cannot be written.
+    Raise StoredRunError if another process keeps the ledger locked, and OSError if it cannot be written.
     """
     path, directory = parent / NAME, SafeDirectory(parent)
     text = redaction.json(json.dumps(json_object(line), separators=(",", ":")))
@@ -95,7 +95,7 @@ def add_line(parent: Path, line: LedgerLine, redaction: Redaction) -> Path:
 
 
 def read_ledger(parent: Path) -> Ledger:
-    """Return the ledger of the runs below `parent`. It is empty if no claim was tested."""
+    """Return the ledger of the runs below `parent`. The ledger is empty if no claim was tested."""
     directory, path = SafeDirectory(parent), parent / NAME
     lines, unread_count = [], 0
     for text in directory.read_lines(path, _MAX_LINE):
@@ -112,5 +112,5 @@ _MAX_LINE = 1 << 20
 
 
 def _newline_if_incomplete(directory: SafeDirectory, path: Path) -> str:
-    """Return a newline if the file does not end with one, otherwise ""."""
+    """Return a newline if the file is not empty and does not end with one, otherwise ""."""
     return "" if directory.read_tail(path)[-1:] in ("", "\n") else "\n"

@@ -23,7 +23,7 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 
 @contextmanager
 def limit_logs(attempt: AttemptDir, half_bytes: int = HALF_BYTES) -> Iterator[None]:
-    """Limit each log to about twice `half_bytes` while the block runs.
+    """Limit each log to about twice `half_bytes` while the `with` block runs.
 
     On a file system that cannot free parts of a file, space is freed only at the end. A missing middle is recorded as
     trouble.
@@ -54,7 +54,7 @@ def _large_logs(attempt: AttemptDir, half_bytes: int) -> list[Path]:
 def free_middle(path: Path, half_bytes: int) -> None:
     """Free the disk blocks of a file, except for its first and last `half_bytes` bytes.
 
-    Raises OSError if the file system does not support this.
+    Raise OSError if the file system does not support this.
     """
     descriptor = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:

@@ -21,7 +21,7 @@ _MAX_TABLE_BYTES = 16 << 20
 
 
 def read_table(directory: SafeDirectory, path: Path, note: Callable[[str, str], None]) -> list[Row] | None:
-    """Return the rows of a CSV file, with numbers as floats, or None if there is no readable file.
+    """Return the rows of a CSV file, with numbers as floats, or None if the file does not exist or is unreadable.
 
     An incomplete row lacks its last cells. `note` is called with the file's name and the reason if the file is
     unreadable.
@@ -43,10 +43,10 @@ def _cell(text: str) -> float | str:
 
 
 def printed_metrics(attempt: AttemptDir, expect: Expect) -> dict[str, float]:
-    """Return the numbers that a program printed, by the name of the metric.
+    """Map the name of each metric to the number that a program printed for it.
 
-    Each is group 1 of the last match of the metric's expression in output.log. Raises ScenarioError if the search for
-    an expression does not end, because its number is then unknown.
+    Each is group 1 of the last match of the metric's expression in output.log. Raise ScenarioError if the search for an
+    expression does not end, because its number is then unknown.
     """
     expressions = {name: metric.regex for name, metric in expect.metrics if metric.regex}
     if not expressions:

@@ -1,4 +1,4 @@
-"""Writes and reads the stored plan of a run, run.json, and the spec.json of each attempt.
+"""Reads and writes the run.json of each run, which stores its plan, and the spec.json of each attempt.
 
 Stored files are validated like any other input.
 """
@@ -36,9 +36,10 @@ Mistake = tuple[Location, str]
 
 
 def load_spec(path: Path, directory: SafeDirectory | None = None) -> RunSpec:
-    """Return the spec that is stored in a file. Raises ScenarioError with every mistake in it.
+    """Return the spec that is stored in a file.
 
     `directory` gives safe access to the run that contains the file. It is None if the user named the file directly.
+    Raise ScenarioError, which lists all errors, if the spec is invalid.
     """
     label = visible(str(path))
     text = _spec_text(label, *(safe_file(path) if directory is None else (directory, path)))
@@ -66,7 +67,7 @@ def _spec_text(label: str, directory: SafeDirectory, path: Path) -> str:
 
 
 def _parse_spec(text: str, document: object) -> tuple[RunSpec | None, list[Mistake]]:
-    """Return the spec and the mistakes in it. The spec is None if values have wrong types."""
+    """Return the spec and the errors in it. The spec is None if it could not be parsed."""
     if not isinstance(document, dict):
         return None, [((), "not a spec: expected the spec.json of an attempt")]
     schema = document.get("schema")
@@ -90,7 +91,7 @@ def _error_text(message: str, value: object) -> str:
 
 
 def _unknown_keys(document: object, fields: object, location: Location) -> Iterator[Mistake]:
-    """Yield a mistake for each key that a spec cannot have, because it may be misspelled."""
+    """Yield an error for each unknown key in a spec, because such a key could be misspelled."""
     if isinstance(document, dict) and isinstance(fields, dict):
         for key, value in document.items():
             if key in fields:
@@ -100,7 +101,7 @@ def _unknown_keys(document: object, fields: object, location: Location) -> Itera
 
 
 def value_mistakes(spec: RunSpec) -> Iterator[Mistake]:
-    """Yield a mistake for each value of a spec that is not allowed."""
+    """Yield an error for each value in a spec that is not allowed."""
     # The name becomes a directory's name, so a stored run of unknown origin must not contain a path in it.
     if not NAME.fullmatch(spec.scenario):
         yield ("scenario",), f"expected a scenario's name, got {value_text(spec.scenario)}"
@@ -125,7 +126,7 @@ def value_mistakes(spec: RunSpec) -> Iterator[Mistake]:
 
 
 def _with_position(text: str, label: str, location: Location, message: str) -> str:
-    """Return a message with the position of the key in the file, or line 1 if it is unknown."""
+    """Return the message with the position of the key in the file, or line 1 if the position is unknown."""
     root = parse_yaml(text, label).root
     position = str(origin_of(root, location)) if root else f"{label}:1:1"
     return ": ".join(part for part in (position, ".".join(visible(str(step)) for step in location), message) if part)
@@ -145,7 +146,7 @@ def write_spec(attempt: AttemptDir, spec: RunSpec) -> None:
 
 
 def load_judged_spec(attempt: AttemptDir) -> RunSpec:
-    """Return the spec of a stored attempt. Raises ScenarioError if it is invalid or was edited."""
+    """Return the spec of a stored attempt. Raise ScenarioError if it is invalid or was edited."""
     spec = load_spec(attempt.spec, attempt.directory)
     hashes = [
         record.get("sha256") for record in attempt.directory.read_records(attempt.watch) if record.get("event") == _HASH
@@ -192,7 +193,7 @@ class _Plan:
 
 
 def write_record(run: RunDir, record: RunRecord) -> None:
-    """Write run.json without the secrets of its launches.
+    """Write run.json, with the secrets of its launches removed.
 
     If there are secrets, the launches with the secrets are written to a separate file, which is needed to resume the
     run.
@@ -209,7 +210,7 @@ def write_record(run: RunDir, record: RunRecord) -> None:
 
 
 def learn_launch_secrets(run: RunDir, plan: Iterable[RunSpec | Skip]) -> None:
-    """Find the secrets in the launches and the environment, to remove them from now on.
+    """Find the secrets in the launches and the environment, so that they can be redacted.
 
     Secrets are numbered in the order of the plan.
     """
@@ -220,7 +221,7 @@ def learn_launch_secrets(run: RunDir, plan: Iterable[RunSpec | Skip]) -> None:
 
 
 def plan_to_resume(run: RunDir) -> RunRecord:
-    """Return the record of a run to resume. Raises StoredRunError if it is unreadable or invalid."""
+    """Return the record of a run to resume. Raise StoredRunError if it is unreadable or invalid."""
     record = with_unredacted_plan(run, read_record(run))
     if not record.plan:
         raise StoredRunError(f"{run.record}: the plan is missing or unreadable, so the run cannot be resumed")
@@ -232,7 +233,7 @@ def plan_to_resume(run: RunDir) -> RunRecord:
 
 
 def with_unredacted_plan(run: RunDir, record: RunRecord) -> RunRecord:
-    """Return the record with the secrets of its launches. Raises StoredRunError if they are lost."""
+    """Return the record with the secrets of its launches. Raise StoredRunError if they cannot be read."""
     try:
         return replace(
             record, plan=type_adapter(_Plan).validate_json(run.directory.read_whole_file(run.plan, _MAX_BYTES)).plan
@@ -245,9 +246,9 @@ def with_unredacted_plan(run: RunDir, record: RunRecord) -> RunRecord:
 
 
 def read_record(run: RunDir) -> RunRecord:
-    """Return the contents of run.json, or a placeholder if it is unreadable.
+    """Return the contents of run.json, or a placeholder if the file is unreadable.
 
-    The run can be judged without it. Raises StoredRunError for a run of a newer nsa-harness.
+    The run can be judged without it. Raise StoredRunError if a newer nsa-harness wrote the run.
     """
     try:
         text = run.directory.read_whole_file(run.record, _MAX_BYTES)

@@ -36,10 +36,7 @@ _MAX_BYTES = 64 << 20
 
 
 def redact_files(attempt: AttemptDir) -> tuple[Trouble, ...]:
-    """Redact the files of one attempt. Return one note per failure.
-
-    Links are not followed.
-    """
+    """Redact the files of one attempt, without following links. Return one note per failure."""
     paths = (path for pattern in _ATTEMPT_FILES for path in attempt.directory.list_files(attempt.path, pattern))
     return tuple(_redact(paths, attempt.directory, attempt.redaction))
 
@@ -81,9 +78,9 @@ _MAX_JSON_BYTES = 32 << 20
 
 
 def write_bundle(run: RunDir, target: Path) -> int:
-    """Pack the files of a run into an archive, without secrets. Return the number of files.
+    """Pack the files of a run, with secrets removed, into an archive. Return the number of files.
 
-    Only the owner may read the archive. Raises UsageError if `target` exists or cannot be created.
+    Only the owner may read the archive. Raise UsageError if `target` exists or cannot be created.
     """
     files = list(_files(run))
     learn_all_secrets(run)
@@ -94,9 +91,9 @@ def write_bundle(run: RunDir, target: Path) -> int:
 
 
 def write_texts(target: Path, texts: Mapping[str, bytes]) -> None:
-    """Write texts to a new archive, by their names. Secrets must have been removed already.
+    """Write files to a new archive. `texts` maps each file name to its contents, which must not contain secrets.
 
-    Raises UsageError if `target` exists or cannot be created.
+    Raise UsageError if `target` exists or cannot be created.
     """
     with _new_bundle(target) as bundle:
         for name, data in texts.items():
@@ -132,7 +129,7 @@ def _learn_launches(run: RunDir) -> None:
 
 
 def _files(run: RunDir) -> Iterator[Path]:
-    """Yield the regular files of a run that may be passed on. Links are skipped."""
+    """Yield the regular files of a run that can be passed on. Links are skipped."""
     excluded_names = {SPEC, run.plan.name, run.secrets.name, run.lock.name, BALLAST}
     directories = [run.path]
     while directories:

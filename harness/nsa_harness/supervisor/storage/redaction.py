@@ -1,4 +1,4 @@
-"""Finds the secrets of one run, and redacts every text before it is stored or shown."""
+"""Finds the secrets of one run, and redacts all text before it is stored or shown."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _MAX_BYTES = 16 << 20
 
 
 class Redaction:
-    """Finds secrets in texts, and replaces them. All attempts of a run share one object.
+    """Finds and replaces secrets in text. All attempts of a run share one object.
 
     `file` contains the secret values of the environment that a program printed. It is needed for a later judgement,
     which runs in another environment and would not recognise these values as secrets. Storing them reveals nothing,
@@ -58,7 +58,7 @@ class Redaction:
 
     @property
     def printed_secrets(self) -> tuple[str, ...]:
-        """The secret values of the environment that occurred in a text."""
+        """The secrets from environment variables that occurred in redacted text."""
         secrets = self.secrets
         return tuple(secret.value for secret in secrets.secrets if secret.value in secrets.suspected_values)
 
@@ -69,7 +69,7 @@ class Redaction:
         self._learn([*secrets_of_command(spec.program), *secrets_of_environment(spec.env)])
 
     def suspect_environment(self, environment: Mapping[str, str]) -> None:
-        """Redact the secret values of these environment variables from now on."""
+        """Redact the secret values of these environment variables in all text that follows."""
         values = [secret.value for secret in secrets_of_environment(environment.items()) if secret.everywhere]
         with self._lock:
             self._secrets = self.secrets.with_suspected(values)
@@ -81,19 +81,19 @@ class Redaction:
     # Redacting texts.
 
     def text(self, text: str, *, code: bool = False) -> str:
-        """Return the redacted text.
+        """Return the text with secrets redacted.
 
         `code`: the text is source code, so an unquoted word is a name and not a value.
         """
         return redact(text, self._learn_from(text, code=code), code=code) if self.is_on else text
 
     def json(self, text: str) -> str:
-        """Return a JSON document, or lines of JSON, without secrets."""
+        """Return a JSON document, or lines of JSON, with secrets removed."""
         secrets = self._learn_from(text)
         return redact_json(text, secrets) if self.is_on and redact(text, secrets) != text else text
 
     def value(self, value: T) -> T:
-        """Return a copy of an object in which all texts are redacted."""
+        """Return a copy of an object in which all strings are redacted."""
         if not self.is_on:
             return value
         texts = joined_texts(value)
@@ -119,14 +119,14 @@ class Redaction:
         return shell_line(redact_words(words, self.secrets), self.pairs(environment))
 
     def command_text(self, command: str) -> str:
-        """Return a shell command without secrets."""
+        """Return a shell command with secrets removed."""
         try:
             return self.command(shlex.split(command))
         except ValueError:  # a quote without an end
             return self.text(command)
 
     def pairs(self, environment: Sequence[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
-        """Return environment variables without secrets.
+        """Return environment variables with secrets removed.
 
         The name of a variable reveals even a secret of two letters.
         """

@@ -164,7 +164,7 @@ class RunOptions:
 def create_run(parent: Path, *, redact: bool = True, git_diff: bool = False) -> RunDir:
     """Create a run directory below `parent`, and make `parent/latest` a link to it.
 
-    Only the user may enter the directory, because the logs contain everything that a program prints. Raises UsageError
+    Only the user may enter the directory, because the logs contain everything that a program prints. Raise UsageError
     if it cannot be created.
     """
     run_id = f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{secrets.token_hex(2)}"
@@ -184,9 +184,9 @@ def create_run(parent: Path, *, redact: bool = True, git_diff: bool = False) -> 
 
 @contextmanager
 def lock_run(run: RunDir) -> Iterator[None]:
-    """Lock the run for this process while the block runs.
+    """Lock the run for this process while the `with` block runs.
 
-    Raises StoredRunError if another process has the lock.
+    Raise StoredRunError if another process has the lock.
     """
     try:
         lock = FileLock(run.lock).acquire(timeout=0)
@@ -199,10 +199,10 @@ def lock_run(run: RunDir) -> Iterator[None]:
 
 @contextmanager
 def refuse_if_running(run: RunDir) -> Iterator[None]:
-    """Raise StillRunning if a process is running this run, and keep others from starting it.
+    """Raise StillRunning if the run is in progress. Otherwise keep it from being resumed inside the `with` block.
 
     Nothing is written. If there is no lock file that may be opened, the run was stored by another user, and the block
-    simply runs.
+    runs without a lock.
     """
     try:
         lock = run.directory.open_file(run.lock)
@@ -233,7 +233,7 @@ def _verdicts_so_far(run: RunDir) -> str:
 def find_run(path: Path | None, parent: Path, *, redact: bool = True) -> RunDir:
     """Return the stored run that `path` names, or the latest run below `parent` if `path` is None.
 
-    `path` is a run's directory, an attempt or a file in it, or a run id. Raises StoredRunError if there is no such run.
+    `path` is a run's directory, an attempt or a file in it, or a run id. Raise StoredRunError if there is no such run.
     """
     requested_path = parent / "latest" if path is None else path
     for candidate in (requested_path, parent / requested_path):
@@ -253,7 +253,7 @@ _MAX_HINTED_RUNS, _MAX_INSPECTED_RUNS = 3, 30
 
 
 def latest_runs(parent: Path) -> list[Path]:
-    """Return the run directories below `parent`, the latest first."""
+    """Return the run directories below `parent`, with the latest first."""
     return [path for path in reversed(SafeDirectory(parent).subdirectories(parent)) if fnmatchcase(path.name, _RUN_ID)]
 
 
@@ -268,7 +268,7 @@ class StoredResult:
 
 
 def earlier_results(parent: Path, spec_hashes: Collection[str], excluded_run: str = "") -> Iterator[StoredResult]:
-    """Yield the results of earlier attempts with one of these specs, the latest run first.
+    """Yield the results of earlier attempts with one of these specs, with the latest run first.
 
     The run named `excluded_run` and unreadable reports are skipped.
     """
@@ -289,7 +289,7 @@ _MAX_EARLIER_RUNS = 50
 
 
 def write_document(path: Path, text: str) -> None:
-    """Write a document to a temporary file, and rename it to `path`. Raises OSError.
+    """Write a document to a temporary file, and rename it to `path`. Raise OSError if that fails.
 
     The directory is trusted. If the disk is full, the run's ballast file is emptied to make room.
     """
@@ -297,5 +297,5 @@ def write_document(path: Path, text: str) -> None:
 
 
 def append_line(path: Path, record: dict[str, Any]) -> None:
-    """Append a record as one line of JSON. Raises OSError, and then nothing is written."""
+    """Append a record as one line of JSON. Raise OSError, without writing anything, if that fails."""
     SafeDirectory(path.parent).append(path, json.dumps(record, separators=(",", ":")) + "\n")

@@ -1,8 +1,8 @@
-"""Gives safe access to the files of a run that someone else may have made.
+"""Gives safe access to the files of a run that someone else could have created.
 
-An attacker may have made a run to harm the user who judges it. So a path in a run is never opened in one call. Each
-directory of the path is opened separately, from the run's directory down, and links are refused. The size of what is
-read is limited.
+An attacker could have created a run to harm the user who judges it. So a path in a run is never opened in one call.
+Each directory of the path is opened separately, from the run's directory down, and links are refused. The size of what
+is read is limited.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Budget:
 
     @property
     def exceeded_limit(self) -> str:
-        """The limit that was exceeded ("bytes" or "time"), or "" if there is budget left."""
+        """The limit that was exceeded ("bytes" or "time"), or "" if no limit was exceeded."""
         if self.remaining_bytes <= 0:
             return "bytes"
         return "time" if time.thread_time() > self._until_s else ""
@@ -77,7 +77,7 @@ class SafeDirectory:
     # Reading.
 
     def open_file(self, path: Path) -> BinaryIO:
-        """Open a regular file for reading. Raises OSError for links, devices and other files."""
+        """Open a regular file for reading. Raise OSError if the path is a link, a device or another special file."""
         with self._open_directory(path.parent) as folder:
             descriptor = _call_in_directory(os.open, path, _READ, dir_fd=folder)
         if stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -88,7 +88,7 @@ class SafeDirectory:
     def read_whole_file(self, path: Path, most_bytes: int) -> bytes:
         """Return the contents of a file.
 
-        Raises OSError if it is unreadable, and ValueError if it is larger than `most_bytes`.
+        Raise OSError if it is unreadable, and ValueError if it is larger than `most_bytes`.
         """
         with self.open_file(path) as file:
             size = os.fstat(file.fileno()).st_size
@@ -171,12 +171,12 @@ class SafeDirectory:
         return facts is not None and stat.S_ISLNK(facts.st_mode)
 
     def size_bytes(self, path: Path) -> int:
-        """Return the size of a regular file, or 0 if there is none."""
+        """Return the size of a regular file, or 0 if there is no such file."""
         facts = self._status(path)
         return facts.st_size if facts is not None and stat.S_ISREG(facts.st_mode) else 0
 
     def modified_ns(self, path: Path) -> int:
-        """Return the time of the last change to a file, or 0 if it does not exist."""
+        """Return the time of the last change to a file, or 0 if the file does not exist."""
         facts = self._status(path)
         return 0 if facts is None else facts.st_mtime_ns
 
@@ -233,7 +233,7 @@ class SafeDirectory:
     # Writing.
 
     def write(self, path: Path, text: str) -> None:
-        """Write a document to a temporary file, and rename it to `path`. Raises OSError.
+        """Write a document to a temporary file, and rename it to `path`. Raise OSError if that fails.
 
         A reader sees the old or the new document, never a part of it. If the disk is full, the run's ballast file is
         emptied to make room.
@@ -247,7 +247,7 @@ class SafeDirectory:
 
     @contextmanager
     def replace_file(self, path: Path) -> Iterator[BinaryIO]:
-        """Yield a new file that replaces `path` when the block ends."""
+        """Yield a new file that replaces `path` when the `with` block ends."""
         with self._open_directory(path.parent) as folder:
             temporary = f".{path.name[:200]}.{secrets.token_hex(8)}"
             descriptor = _call_in_directory(os.open, path.with_name(temporary), _NEW, 0o600, dir_fd=folder)
@@ -261,7 +261,7 @@ class SafeDirectory:
                 raise
 
     def append(self, path: Path, text: str) -> None:
-        """Append a text to a file. Raises OSError, and then nothing is written."""
+        """Append text to a file. Raise OSError, without writing anything, if that fails."""
         data = text.encode("utf-8", errors="backslashreplace")
         with self.open_for_append(path) as file:
             count = os.write(file.fileno(), data)
@@ -272,7 +272,7 @@ class SafeDirectory:
     def open_for_append(self, path: Path) -> TextIO:
         """Open a journal or log for appending.
 
-        Raises OSError for a pipe, and for a file that has a second name (a hard link), because the text would also be
+        Raise OSError if the file is a pipe, or if it has a second name (a hard link), because the text would also be
         written there.
         """
         with self._open_directory(path.parent) as folder:
@@ -284,9 +284,9 @@ class SafeDirectory:
         raise OSError(errno.EINVAL, "not a regular file, or a file with a second name", str(path))
 
     def copy_ends(self, source: Path, target: Path, half_bytes: int) -> int:
-        """Copy a file, but leave out the middle of a large file. Return the number of skipped bytes.
+        """Copy a file, omitting the middle of a large file. Return the number of omitted bytes.
 
-        A file is large if it has more than twice `half_bytes`. Raises OSError.
+        A file is large if it has more than twice `half_bytes`. Raise OSError if copying fails.
         """
         with self.open_file(source) as original, self.replace_file(target) as copy:
             size = os.fstat(original.fileno()).st_size
@@ -299,7 +299,7 @@ class SafeDirectory:
         return max(0, skipped_bytes)
 
     def make_directory(self, path: Path) -> None:
-        """Create a directory if it does not exist. Raises OSError if a file or a link has this name."""
+        """Create a directory if it does not exist. Raise OSError if a file or link already has this name."""
         with self._open_directory(path.parent) as folder:
             try:
                 os.mkdir(path.name, dir_fd=folder)
@@ -307,7 +307,7 @@ class SafeDirectory:
                 os.close(_call_in_directory(os.open, path, _DIRECTORY | os.O_NOFOLLOW, dir_fd=folder))
 
     def remove(self, path: Path) -> None:
-        """Remove a file or a link, if it exists. Raises OSError."""
+        """Remove a file or a link, if it exists. Raise OSError if that fails."""
         with self._open_directory(path.parent) as folder, suppress(FileNotFoundError):
             os.unlink(path.name, dir_fd=folder)
 
@@ -322,7 +322,7 @@ class SafeDirectory:
             self._unlisted_notes += 1
 
     def take_notes(self) -> tuple[Trouble, ...]:
-        """Return the notes since the last call, and forget them."""
+        """Return the notes recorded since the last call, and forget them."""
         more = (
             [Trouble(what="files of the run", why=f"{self._unlisted_notes} more were not read completely")]
             if self._unlisted_notes
@@ -333,7 +333,7 @@ class SafeDirectory:
 
     @contextmanager
     def _open_directory(self, path: Path) -> Iterator[int]:
-        """Yield a file descriptor of a directory. Raises OSError if its path contains a link."""
+        """Yield a file descriptor for a directory. Raise OSError if its path contains a link."""
         parts = path.relative_to(self.root).parts
         if ".." in parts:
             raise OSError(errno.EINVAL, "a path that leads out of the run", str(path))
@@ -428,7 +428,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def is_disk_full(error: BaseException) -> bool:
-    """Whether the error means that the disk or the user's quota is full."""
+    """Whether the error means that the disk is full or the user's quota is exhausted."""
     return isinstance(error, OSError) and error.errno in _FULL
 
 
@@ -454,7 +454,7 @@ def release_ballast(run: Path) -> None:
 def write_with_ballast(path: Path, write: Callable[[], None]) -> None:
     """Call `write`. If the disk is full, free the reserved space and call `write` again.
 
-    Raises OSError if that fails.
+    Raise OSError if the last call fails.
     """
     try:
         write()

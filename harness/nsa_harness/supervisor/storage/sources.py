@@ -22,7 +22,7 @@ _MAX_FILE_BYTES = 1 << 20
 
 
 def with_sources(attempt: AttemptDir, evidence: Evidence, *, launched_here: bool) -> Evidence:
-    """Return the evidence with the source code of the program, and store the source code.
+    """Store the source code of the program, and return the evidence with this source code added.
 
     Files that were changed since the launch, and files that are not small regular files, are skipped. `launched_here`:
     this process launched the attempt. For any other attempt only stored source is used, because the author of the
@@ -47,7 +47,7 @@ def with_sources(attempt: AttemptDir, evidence: Evidence, *, launched_here: bool
 def stored_sources(attempt: AttemptDir) -> tuple[Source, ...]:
     """Return the stored source code of an attempt.
 
-    Raises OSError or ValueError if it is missing or invalid.
+    Raise OSError or ValueError if it is missing or invalid.
     """
     return _STORED.validate_json(attempt.directory.read_whole_file(attempt.path / FILE, 4 * _MAX_BYTES))
 
@@ -69,7 +69,7 @@ def _read(attempt: AttemptDir, evidence: Evidence) -> Iterator[Source]:
 
 
 def text_as_launched(file: str, since_s: float | None, pid: int | None = None) -> str:
-    """Return the text of a source file of a running program, or "" if it has changed or is unreadable.
+    """Return the text of a source file of a running program, or "" if the file has changed or is unreadable.
 
     `since_s` is the time of the launch. `pid` is a process of the program, which may be in a container and see other
     files than nsa-harness.

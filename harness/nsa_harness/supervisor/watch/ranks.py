@@ -42,7 +42,7 @@ class Ranks:
 
     @property
     def living_pids(self) -> dict[int, int]:
-        """The process id of each rank that is alive, by rank."""
+        """The pids of the living ranks, as a map from rank to pid."""
         return {rank: pid for rank, pid in self.pids.items() if rank not in self.exited_ranks and procfs.is_alive(pid)}
 
     @property
@@ -62,7 +62,7 @@ class Ranks:
         self.exited_ranks |= {rank for rank, known_pid in self.pids.items() if known_pid == pid}
 
     def discover(self, launcher: int) -> list[tuple[int, int]]:
-        """Find the processes of the ranks below the launcher. Return the rank and pid of each new one."""
+        """Find the processes of the ranks below the launcher. Return the rank and pid of each new process."""
         if len(self.pids) == self.spec.ranks and all(map(procfs.is_alive, self.pids.values())):
             return []
         new_ranks = [new for stat in procfs.descendants(launcher) if (new := self._new_rank(stat))]
@@ -74,7 +74,7 @@ class Ranks:
         return new_ranks
 
     def _single_process(self, launcher: int) -> int | None:
-        """Return the process of a launch without torchrun, or None if it is not known yet."""
+        """Return the pid of the only rank in a launch without torchrun, or None if it is not known yet."""
         candidates = [launcher, *(stat.pid for stat in procfs.descendants(launcher))]
         with_status_file = [
             pid for pid in candidates if (self.job.probe_dir / protocol.STATUS_FILE.format(pid=pid)).exists()
@@ -124,14 +124,14 @@ class Ranks:
                 self.peaks[rank] = max(peak, self.peaks.get(rank, 0))
 
     def last_progress_s(self) -> float:
-        """Return the time when any living rank last made progress, or 0 if none is known."""
+        """Return the time at which any living rank last made progress, or 0 if it is unknown."""
         living_ranks = [rank for rank in self.pids if rank not in self.exited_ranks]
         times = [last_progress_s(status) for rank in living_ranks if (status := self.status_files.get(rank))]
         times += [self._bytes_moved[rank][1] for rank in living_ranks if rank in self._bytes_moved]
         return max(times, default=0.0)
 
     def progress(self, now_s: float, deadline_s: float | None) -> Progress:
-        """Return the current state of all ranks for the screen."""
+        """Return the current state of all ranks for display."""
         ranks = sorted({*self.status_files, *range(self.spec.ranks)})  # a rank without a process yet is starting up
         rows = tuple(self._row(rank, self.status_files.get(rank), now_s) for rank in ranks)
         return Progress(elapsed_s=now_s, deadline_s=deadline_s, ranks=rows)

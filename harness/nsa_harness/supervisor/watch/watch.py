@@ -47,7 +47,7 @@ T = TypeVar("T")
 
 
 class WatchListener(Protocol):
-    """An object that is told what a watch observes, as it happens."""
+    """The interface of an object that is told at once what a watch observes."""
 
     def report_progress(self, progress: Progress) -> None: ...
     def report_first_snapshot(self, rows: Sequence[FirstSnapshot]) -> None: ...
@@ -78,7 +78,7 @@ class WatchPolicy:
 
 @dataclass(kw_only=True)
 class Snapshots:
-    """The snapshots of one attempt, and the conclusions from them."""
+    """The snapshots of one attempt, and the conclusions drawn from them."""
 
     ranks: Ranks
     backend: str
@@ -128,11 +128,11 @@ class Snapshots:
         return proof
 
     def stall_note(self, limits: Limits) -> StallNote | None:
-        """Return a note that says where the ranks are blocked, or None if unknown."""
+        """Return a note that says where the ranks are blocked, or None if that is unknown."""
         return self.evaluate(partial(stall_note, attended=self.is_observed), limits)
 
     def evaluate(self, rule: Callable[..., T], limits: Limits) -> T:
-        """Call a function such as `prove` with the snapshots since the ranks stopped making progress."""
+        """Call `rule`, a function such as `prove`, with the snapshots taken since the ranks stopped making progress."""
         return rule(
             self.episode,
             self.samples,
@@ -143,7 +143,7 @@ class Snapshots:
         )
 
     def snapshots_to_store(self, ending: Ending) -> list[Snapshot]:
-        """Return the snapshots to store, given why the watch ended.
+        """Return the snapshots to store, given the reason why the watch ended.
 
         For a HANG these are the ones that prove it, otherwise the first and the last two.
         """
@@ -197,9 +197,9 @@ class Watch:
             self.write("observed")
 
     def run(self) -> Ending:
-        """Watch until the run ends or its result is decided, and return the reason.
+        """Watch until the run ends or its result is decided. Return the reason why the watch ended.
 
-        Processes of the run may still be alive. The caller must end them.
+        Processes of the run can still be alive. The caller must end them.
         """
         while True:
             for event in self.job.events(self._wait_s):
@@ -260,7 +260,7 @@ class Watch:
         return True
 
     def stall_limit_s(self, limits: Limits) -> float:
-        """Return how many seconds without progress count as a suspected stall.
+        """Return the number of seconds without progress after which a stall is suspected.
 
         The limit is longer while a rank is starting up.
         """
@@ -305,7 +305,7 @@ class Watch:
     def check_stall(self, now_s: float, limits: Limits) -> Ending | None:
         """Suspect a stall if no rank has made progress for too long, and try to prove a hang.
 
-        Return an Ending if the watch is decided, or None.
+        Return an Ending if the watch must end, otherwise None.
         """
         if not self.ranks.living_pids:
             return None
@@ -329,7 +329,7 @@ class Watch:
         return Ending.EARLY if self.snapshots.evaluate(self.policy.stops_early, limits) else None
 
     def report_stall(self, now_s: float, limits: Limits) -> None:
-        """Report where the ranks are blocked, again after a change or after 30 s."""
+        """Report where the ranks are blocked. Repeat the report if this changes, or after 30 s."""
         note = self.snapshots.stall_note(limits)
         if note is None:
             return
@@ -354,7 +354,7 @@ class Watch:
     def _end_suspicion(self, progress_s: float, since_s: float) -> None:
         """Stop suspecting a stall, because a rank has made progress.
 
-        The limit is raised, so another pause of the same length will not be suspected.
+        The limit is raised, so another pause of the same length will not count as a stall.
         """
         pause_s = progress_s - since_s
         self.learned_limit_s = max(self.learned_limit_s, 2 * pause_s)
@@ -366,9 +366,9 @@ class Watch:
         )
 
     def _interval_s(self, limits: Limits) -> float:
-        """Return the time to the next snapshot in seconds.
+        """Return the number of seconds until the next snapshot.
 
-        It is short between the first two snapshots, which may prove a deadlock. After that it is long enough to see the
+        It is short between the first two snapshots, which can prove a deadlock. After that it is long enough to see the
         lines of a loop.
         """
         assert limits.busy_s is not None
@@ -425,7 +425,7 @@ class Watch:
 
 
 def _deciding_snapshots(episode: list[Snapshot]) -> list[Snapshot]:
-    """Return the snapshots that prove a hang, at most three."""
+    """Return the snapshots, at most three, that prove a hang."""
     last = episode[-1]
     earlier_snapshots = [snapshot for snapshot in episode if last.at_s - snapshot.at_s >= SETTLE_S]
     return [*(earlier_snapshots[:1] if len(earlier_snapshots) > 1 else []), *earlier_snapshots[-1:], last]
