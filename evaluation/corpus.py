@@ -186,7 +186,7 @@ def section(values: Values) -> list[str]:
         "",
         *paragraph(
             f"""
-            These are the programs in `tests/faults`. The rules were written with these programs in view. The table
+            The rules were written with the programs in `tests/faults` in view. The table
             covers {len(quiet["answers"])} runs, three at a time, and {len(loaded["answers"])} runs of healthy
             programs under load, with torch {values["versions"]["torch"]}, gloo and {values["cpus"]} cores, on
             {values["date"][:10]}. The expected answers and the rules are those of commit {values["commit"][:7]};

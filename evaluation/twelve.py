@@ -287,7 +287,7 @@ def section(results: Results) -> list[str]:
         "",
         *paragraph(
             """
-            These twelve programs have 40 to 110 lines and use common frameworks (`evaluation/programs/twelve`). Each
+            The twelve programs in `evaluation/programs/twelve` have 40 to 110 lines and use common frameworks. Each
             exists in three forms: healthy, with a hang, and with a failure. Each form ran under `run`, `watch` and
             `attach`. `attach` was started while the healthy job trained, some time after the hang began, or shortly
             before the failure. Some rules were improved with these programs in view.

@@ -35,11 +35,11 @@ def _harness() -> tuple[list[str], list[tuple[str, ...]]]:
     probe, launch = _summary("probe_cost"), _summary("launch_cost")
     return ["what", "median"], [
         ("recording one progress event", f"{probe['mark_ns_median'] / 1000:.2f} µs"),
-        ("training step of shape ci without the probe", f"{probe['step_ms_without_median']:.0f} ms"),
+        ("a training step of shape ci without the probe", f"{probe['step_ms_without_median']:.0f} ms"),
         ("added to that step by the probe's hooks", f"{probe['hooks_wall_percent_median']:.1f} %"),
-        ("share of one core used by the liveness thread", f"{probe['beat_share_percent']:.3f} %"),
-        ("first run, added to the time of torchrun alone", f"{launch['first_s_median']:.1f} s"),
-        ("each further run of the same command, added", f"{launch['further_s_median']:.1f} s"),
+        ("share of one core used by the probe's heartbeat thread", f"{probe['beat_share_percent']:.3f} %"),
+        ("added to the first run, compared with torchrun alone", f"{launch['first_s_median']:.1f} s"),
+        ("added to each further run of the same command", f"{launch['further_s_median']:.1f} s"),
     ]
 
 
