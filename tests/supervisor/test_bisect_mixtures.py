@@ -135,7 +135,7 @@ def test_files_that_are_no_configs_are_refused_with_the_way_that_works(typed: In
     assert "nothing to bisect" in _refused(replace(typed, script=None), both, templates)
     assert "differ in no key" in _refused(typed, SubjectOptions(set="good.yaml,good.yaml"), templates)
     assert "no.yaml" in _refused(typed, SubjectOptions(set="good.yaml,no.yaml"), templates)
-    assert "two files of one format" in _refused(typed, SubjectOptions(set="good.yaml,train.py"), templates)
+    assert "two files of one kind" in _refused(typed, SubjectOptions(set="good.yaml,train.py"), templates)
     assert "expected GOOD,BAD" in _refused(typed, SubjectOptions(set="good.yaml"), templates)
     (typed.working_dir / "list.yaml").write_text("- 1\n")
     (typed.working_dir / "torn.yaml").write_text("a: [1\n")
