@@ -481,6 +481,20 @@ def test_a_collateral_abort_alone_has_no_known_cause() -> None:
     assert found.facts["failures"] == ["rank 0 was terminated by SIGABRT (Connection closed by peer)"]
 
 
+@pytest.mark.parametrize(("statement", "is_told"), [("sys.exit(1)", True), ("dist.all_reduce(loss)", False)])
+def test_an_exit_under_a_condition_is_told_with_the_condition_whatever_was_printed_last(
+    statement: str, *, is_told: bool
+) -> None:
+    """The last recorded line may also be that of an earlier call."""
+    text = f"def check(loss):\n    if not isfinite(loss):\n        {statement}\n"
+    stopped = board(mark("exit", "atexit"), heartbeat_frame=frame(72, function="check"))
+    one = rank_evidence(0, status_file=stopped, exit=ended(0, 1), error_lines=("UserWarning: old argument",))
+    found = main(evidence(one, sources=(Source(file=USER, first=70, text=text),)))
+    condition = {"text": "if not isfinite(loss)", "line": {"file": USER, "line": 71, "function": "check"}}
+    assert found.facts["condition"] == (condition if is_told else None)
+    assert ("under the condition `if not isfinite(loss)`" in found.claim) is is_told
+
+
 def test_a_collateral_exception_or_exit_code_alone_has_no_known_cause() -> None:
     lost = raised(0, message="Connection closed by peer")
     assert cause(evidence(left(0, 1, exception=lost))) == "unknown"

@@ -510,7 +510,9 @@ def test_three_runs_of_the_good_end_say_what_is_slow_and_no_later_one_does(typed
         assert search.slow_from_s == pytest.approx(0.15)
         search._learn(_good(4, 9.0))
         assert search.slow_from_s == pytest.approx(0.15)
-        assert search.notes == ["a step of 150 ms or more counts as slow; in 3 runs of the good end it takes 100 ms to 120 ms"]
+        assert search.notes == [
+            "a step of 150 ms or more counts as slow; in 3 runs of the good end it takes 100 ms to 120 ms"
+        ]
         search._learn(replace(_good(5, 0.4), purpose=Purpose.CONTROL_BAD, counts_as=ProbeResult.BAD))
         assert search.signature == Signature(verdict="slow", cause=None, place=None)
 

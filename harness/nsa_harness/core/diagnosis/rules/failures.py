@@ -578,17 +578,22 @@ def crashed(context: DiagnosisContext, first: Failure) -> Explanation:
 def bad_exit(context: DiagnosisContext, first: Failure) -> Explanation:
     """Explain a failure in which a rank exited with an error code without raising an exception."""
     rank = context.rank(first.rank)
+    place = last_known_place(context, first.rank)
+    # The last recorded line is that of the exit only if it says so.
+    exits_there = place is not None and "exit(" in (context.program.statement(place) or "")
+    branch = context.program.guard(place) if place is not None and exits_there else None
     return Explanation(
         cause=Cause.BAD_EXIT,
         evidence=EvidenceKind.ENDED,
         facts={
             "failure": first.text,
+            "condition": {"text": branch.text, "line": branch.place} if branch else None,
             "last_seen": last_progress_facts(context, first.rank),
             "error_line": rank.error_lines[-1] if rank and rank.error_lines else None,
             "blocked": blocked_ranks(context),
         },
         ranks=failed_ranks([first]),
-        place=last_known_place(context, first.rank),
+        place=place,
         proof=exit_record(context) if context.evidence.is_attached else (f"rank{first.rank}/stderr.log",),
     )
 
