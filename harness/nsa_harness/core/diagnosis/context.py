@@ -255,6 +255,17 @@ def last_known_place(context: DiagnosisContext, rank: int | None) -> Place | Non
     return last_call.place
 
 
+def last_call_before_exit(context: DiagnosisContext, rank: int | None) -> Place | None:
+    """Return the line of the rank's last collective call, or None if anything was recorded after the call."""
+    status_file = context.status_files.get(rank) if rank is not None else None
+    if status_file is None or status_file.exit_chain or not status_file.calls or status_file.beat_s is None:
+        return None
+    event_s = (
+        status_file.latest_training_event.at_s if status_file.latest_training_event is not None else 0.0
+    )  # a training event after the call means that the rank had already left it
+    return status_file.calls[-1].place if status_file.calls[-1].entered_s > max(status_file.beat_s, event_s) else None
+
+
 def last_heartbeat_facts(context: DiagnosisContext, rank: int | None) -> Facts | None:
     """Return the program line at a rank's last heartbeat and the seconds from then until its exit, or None if unknown.
 

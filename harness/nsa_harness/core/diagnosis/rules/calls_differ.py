@@ -29,6 +29,8 @@ from nsa_harness.core.diagnosis.context import (
     call_facts,
     event_place,
     flight_proof,
+    last_call_before_exit,
+    last_known_place,
     ledger_proof,
     place_of,
     program_frames,
@@ -57,7 +59,7 @@ def calls_differ(context: DiagnosisContext) -> Explanation | None:
     ):
         return None
     if difference is None:
-        return _out_of_batches(context)
+        return _out_of_batches(context) or _fewer_calls_before_exit(context)
     context = _with_stacks_at_divergence(context, difference)
     difference = context.difference or difference  # the same difference, computed with the new stacks
     positions = relative_positions(context, difference)
@@ -309,6 +311,27 @@ def _out_of_batches(context: DiagnosisContext) -> Explanation | None:
     )
 
 
+def _fewer_calls_before_exit(context: DiagnosisContext) -> Explanation | None:
+    """Explain a failure in which a rank left a loop, and exited, after fewer calls than the others made in the loop."""
+    first = context.first_failure
+    if first is None or first.kind is not FailureKind.LEFT or first.rank is None:
+        return None
+    late = next((difference for difference in context.differences if first.rank in difference.absent), None)
+    expected = late.expected if late else None
+    left_at = last_call_before_exit(context, first.rank) or last_known_place(context, first.rank)
+    own_events = context.timelines[first.rank].events if first.rank in context.timelines else ()
+    if late is None or expected is None or left_at is None or all(event.site != expected.site for event in own_events):
+        return None
+    loops = [loop for frame in expected.chain for loop in context.program.loops_left(inside=frame, outside=left_at)]
+    if not loops:
+        return None
+    difference = replace(late, kind=Kind.COUNT, ranks=(first.rank,), place_is_certain=False)
+    positions = RelativePositions(left_loops={first.rank: loops[-1]}, has_source=True)
+    reason = Reason(ranks=(first.rank,))
+    cause = _cause_of(difference, reason, is_under_rank=False)
+    return _explain(context, difference, reason, cause, positions, is_certain=False)
+
+
 # The functions below build the explanation: its facts, its place and its open questions.
 
 
@@ -397,9 +420,20 @@ def _difference_facts(context: DiagnosisContext, difference: Difference) -> Fact
         "expected_call": call_facts(context, others[0], expected) if expected and others else None,
         "first_call": call_facts(context, *difference.entered_events[0]),
         "entered": _call_facts_by_rank(context, difference),
+        "counts": _counts_of_call(context, difference),
         "condition": None,
         "inside_with": None,
     }
+
+
+def _counts_of_call(context: DiagnosisContext, difference: Difference) -> tuple[Facts, ...]:
+    """Return how often each rank made the expected call in the whole run, or nothing if calls are missing."""
+    timelines = [context.timelines[rank] for rank in difference.all_ranks if rank in context.timelines]
+    if difference.expected is None or not all(timeline.is_complete for timeline in timelines):
+        return ()
+    site = difference.expected.site
+    counts = ((timeline.rank, sum(event.site == site for event in timeline.events)) for timeline in timelines)
+    return ranks_by_facts((rank, {"count": count}) for rank, count in counts)
 
 
 def _is_repeated(difference: Difference) -> bool:

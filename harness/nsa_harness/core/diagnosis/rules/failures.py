@@ -20,6 +20,7 @@ from nsa_harness.core.diagnosis.context import (
     first_failure_of,
     first_own_exception,
     is_same_exception,
+    last_call_before_exit,
     last_heartbeat_facts,
     last_known_place,
     last_progress_facts,
@@ -456,7 +457,7 @@ def early_exit(context: DiagnosisContext, first: Failure) -> Explanation:
     place = (
         _skipped_branch(context, first.rank)
         if is_attached
-        else _last_call_before_exit(context, first.rank) or last_known_place(context, first.rank)
+        else last_call_before_exit(context, first.rank) or last_known_place(context, first.rank)
     )
     return Explanation(
         cause=Cause.EARLY_EXIT,
@@ -505,17 +506,6 @@ def blocked_ranks(context: DiagnosisContext) -> Facts | None:
 def exit_record(context: DiagnosisContext) -> tuple[str, ...]:
     """Return a tuple with the path of the journal that records the exits of processes."""
     return ("watch.jsonl",) if context.evidence.is_attached else ("processes.jsonl",)
-
-
-def _last_call_before_exit(context: DiagnosisContext, rank: int | None) -> Place | None:
-    """Return the line of the rank's last collective call, or None if anything was recorded after the call."""
-    status_file = context.status_files.get(rank) if rank is not None else None
-    if status_file is None or status_file.exit_chain or not status_file.calls or status_file.beat_s is None:
-        return None
-    event_s = (
-        status_file.latest_training_event.at_s if status_file.latest_training_event is not None else 0.0
-    )  # a training event after the call means that the rank had already left it
-    return status_file.calls[-1].place if status_file.calls[-1].entered_s > max(status_file.beat_s, event_s) else None
 
 
 def killed(context: DiagnosisContext) -> Explanation | None:
