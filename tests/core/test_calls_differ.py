@@ -909,6 +909,38 @@ def test_a_rank_that_ran_out_and_left_is_uneven_and_not_an_early_exit() -> None:
     assert found.claim == "rank 1 ran out of batches after step 2 and ended; rank 0 went on to step 3"
 
 
+GRADIENTS = """\
+def reduce(parameters):
+    for parameter in parameters:
+        if parameter.grad is None:
+            continue
+        dist.all_reduce(parameter.grad)
+    dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize(("last_line", "cause"), [(76, "rank_conditional_collective"), (75, "early_exit")])
+def test_a_rank_that_exited_after_fewer_calls_of_a_loop_skipped_one_unless_it_exited_in_the_loop(
+    last_line: int, cause: str
+) -> None:
+    seen = run([Made(line=75)] * 6, [Made(line=75)] * 5)
+    first, second = seen.boards.values()
+    reduced, last = frame(75, function="reduce"), frame(last_line, function="reduce")
+    calls = [tuple(replace(one, chain=(reduced,)) for one in made.calls) for made in (first, second)]
+    end = call(6, "destroy_process_group", place=line(last_line, "reduce"), entered_s=7.0, chain=(last,))
+    lost = raised(0, message="Connection closed by peer")
+    collectives = seen.collectives
+    waits = rank_evidence(0, status_file=replace(first, calls=calls[0]), collectives=collectives[0], exception=lost)
+    left = rank_evidence(1, status_file=replace(second, calls=(*calls[1], end), beat_s=1.0), collectives=collectives[1])
+    ranks = replace(waits, exit=ended(0, 1, at_s=9.0)), replace(left, exit=ended(1, 0, at_s=8.5))
+    found = main(evidence(*ranks, sources=(Source(file=USER, first=71, text=GRADIENTS),)))
+    assert (found.code, found.ranks) == (cause, (1,))
+    if cause != "early_exit":
+        assert found.place is not None
+        counts = [{"ranks": [0], "count": 6}, {"ranks": [1], "count": 5}]
+        assert (found.place.line, found.facts["counts"]) == (73, counts)
+
+
 def in_the_end(*boards: StatusFile) -> Evidence:
     """The last rank stands in a barrier behind its training, the others in a reduction below Python."""
     last = len(boards) - 1
