@@ -39,7 +39,7 @@ class Interrupts(Protocol):
     def count(self) -> int: ...
 
     def watching(self) -> AbstractContextManager[None]:
-        """Return a context manager: within its `with` block, a second signal raises KeyboardInterrupt."""
+        """Return a context manager within which a second signal raises KeyboardInterrupt."""
 
 
 def run_one(

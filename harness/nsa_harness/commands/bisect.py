@@ -75,7 +75,7 @@ _PROOFS = (Purpose.PROOF_BAD, Purpose.PROOF_GOOD)
 
 
 class _LauncherDecides(Exception):
-    """Raised if a forked test run and a run under torchrun give different results."""
+    """Raised if a configuration gives different results when it is forked and when torchrun launches it."""
 
 
 class _SearchInterrupted(OutOfBudget):
@@ -160,7 +160,7 @@ class Bisection(SearchProgress):
         self.began_s = time.monotonic() - ended_s(self.journal.stored)
 
     def carry_out(self) -> int:
-        """Search for the answer, confirm it and write it, then return the exit code."""
+        """Run the whole bisection: search for its answer, confirm and write it, and return the exit code."""
         self.screen.show_header(report_so_far(self))
         answer = answer_for_subject(self.request.subject, self._search())
         if not self.was_interrupted:
@@ -177,7 +177,7 @@ class Bisection(SearchProgress):
         return UNDECIDED if answer.kind is AnswerKind.UNDECIDED else ANSWERED
 
     def _search(self) -> SearchAnswer:
-        """Search for the answer, and search again without forks if forking changes the results."""
+        """Search for the answer of the bisection, and search again without forks if forking changes the results."""
         question = self._question()
         self.stages = worst_case_stages(question)
         try:
@@ -230,7 +230,7 @@ class Bisection(SearchProgress):
         return [probe.counts_as for probe in probes]
 
     def _probe_again(self, subset: Subset, purpose: Purpose, *, in_full: bool = True) -> ProbeReport:
-        """Run the program again with the configuration `subset`.
+        """Run the program again with the configuration `subset`, and return a report on this test run.
 
         `in_full`: under torchrun and with the full limits, like the printed command.
         """
@@ -239,7 +239,7 @@ class Bisection(SearchProgress):
         return self._probe(next(self._numbers), round_, in_full=in_full)
 
     def _probe(self, n: int, round_: Round, *, in_full: bool | None = None) -> ProbeReport:
-        """Return the stored report for the configuration of `round_`, or do a new test run.
+        """Return the report for the configuration of `round_`, either a stored one or that of a new test run.
 
         `round_` must have a single configuration.
         """
@@ -258,13 +258,13 @@ class Bisection(SearchProgress):
         return probe
 
     def _in_full(self, subset: Subset, purpose: Purpose) -> bool:
-        """Whether this test run must use torchrun, because it counts as a proof of the answer."""
+        """Whether a test run of `subset` must use torchrun, because the final answer rests on its result."""
         spans = spans_of(subset)
         proof_count = sum(probe.in_full and probe.subset == spans for probe in self.journal.session_probes)
         return purpose in _PROOFS and proof_count < self.request.repeat
 
     def _new_probe(self, n: int, subset: Subset, round_: Round, *, in_full: bool) -> ProbeReport:
-        """Run the program with `subset` and store the report. Raise OutOfBudget if the time budget is used up."""
+        """Run the program with `subset`, then store and return the report. Raise OutOfBudget if no time is left."""
         self._raise_if_interrupted()
         if self.request.budget_s is not None and sum(probe.wall_s for probe in self.probes) >= self.request.budget_s:
             self.out_of_budget = True
@@ -284,7 +284,7 @@ class Bisection(SearchProgress):
         return probe
 
     def _launch(self, spec: RunSpec, blank: ProbeReport) -> ProbeReport:
-        """Launch `spec` and return `blank` with the result filled in."""
+        """Launch `spec`, and return a copy of the report `blank` with the result of the launch filled in."""
         name = self._free_name(blank.n)
         about = f"{blank.purpose.value.replace('_', ' ')}: {self.request.subject.describe(blank.indices)}"
         spec = self.launches.with_learned_limits(replace(spec, scenario=name, about=about), in_full=blank.in_full)
@@ -428,7 +428,7 @@ class Bisection(SearchProgress):
             self.screen.note(text)
 
     def _bad_cost(self) -> float:
-        """Return the run time of a failing test run, divided by that of a passing one."""
+        """Return the ratio of the run time of a failing test run to that of a passing one."""
         each = self._costs()
         return max(0.1, each.bad_s / each.good_s) if each and each.good_s else 1.0
 

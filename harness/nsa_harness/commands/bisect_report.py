@@ -115,7 +115,7 @@ def _any_spec(launches: Launches) -> RunSpec | None:
 
 
 def _commands(state: SearchProgress, answer: SearchAnswer, alone: str | None) -> Commands:
-    """Return the commands that reproduce the answer, without those that no run has confirmed."""
+    """Return the commands that reproduce the bisection's answer: `alone`, and those that a run has confirmed."""
 
     def command(subset: Subset | None, counts: ProbeResult) -> str | None:
         if subset is None or not shown_in_full(state.probes, subset, counts):
@@ -187,7 +187,7 @@ def show_plan(request: BisectRequest) -> int:
 
 
 def _control(launches: Launches, name: str, subset: Sequence[int]) -> PlannedControl:
-    """Return the good or the bad configuration in the form that --dry-run shows."""
+    """Return a run with the known-good or known-bad configuration, in the form that --dry-run shows."""
     config, spec = launches.subject.describe(subset), launches.spec_or_reason(subset)
     if isinstance(spec, str):
         return PlannedControl(name=name, config=config, command=None, reason=spec)

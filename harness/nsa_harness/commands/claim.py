@@ -189,7 +189,7 @@ def _end(experiment: Experiment, request: ClaimRequest, test: SequentialTest) ->
 
 
 def _trial(experiment: Experiment, outcome: Outcome, side: int) -> Trial:
-    """Return the trial for a finished launch. Every kind of failure counts as bad."""
+    """Return a trial with the result of one launch. A failure of any kind counts."""
     spec, attempt = experiment.configs[side], experiment.session.run.attempt(outcome.spec.scenario, outcome.attempt)
     numbers: tuple[ComputedNumber, ...] = ()
     if is_launched_by(spec):
@@ -199,7 +199,7 @@ def _trial(experiment: Experiment, outcome: Outcome, side: int) -> Trial:
 
 
 class _Files:
-    """The program's files, which are watched for edits during a test."""
+    """A monitor that finds out which of the program's files were edited during a test."""
 
     def __init__(self, sides: LaunchSides, working_dir: Path) -> None:
         specs = () if sides.key == COMMIT else (sides.first.spec, sides.second.spec)

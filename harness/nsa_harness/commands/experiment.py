@@ -120,7 +120,7 @@ def open_experiment(options: RunOptions, configs: Sequence[RunSpec], facts: Mach
 def ledger_side(
     label: str, spec_hash: str, failures: int, runs: int, confidence: float, ends: Mapping[str, int]
 ) -> LedgerSide:
-    """Return one side of a ledger line, which describes one of the compared launches.
+    """Return the half of a ledger line that describes one of the two compared launches.
 
     It has the failure rate with a confidence interval. `ends` counts how the runs ended, for example {"HANG": 3}.
     """

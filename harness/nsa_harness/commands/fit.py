@@ -29,7 +29,7 @@ class RequestedSize:
 
 @dataclass(kw_only=True)
 class Answer:
-    """The lines to print, and the exit code to return."""
+    """The result of `nsa-harness fit`: the lines to print, and the exit code to return."""
 
     lines: list[str]
     code: int = CONFIRMED
@@ -61,7 +61,7 @@ def _outcomes(path: Path | None, parent: Path) -> Sequence[Outcome]:
 
 
 def _add_sweep(sweep: Sweep, requested_size: RequestedSize, answer: Answer) -> None:
-    """Add the measurements, the fit and the prediction from one sweep to the answer.
+    """Add the measurements, the fit and the prediction from one sweep to `answer`.
 
     If the sweep has a run at half the requested size, that run is excluded from the fit and checks its prediction.
     Otherwise the answer shows the command for such a run.

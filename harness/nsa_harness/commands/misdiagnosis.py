@@ -1,4 +1,4 @@
-"""`export --as misdiagnosis`: pack a wrong answer and the correct one into one file.
+"""`export --as misdiagnosis`: pack the wrong diagnosis of a run and the correct one into one file.
 
 The file has the same format as the files in `evaluation/rounds`: evidence, true answers and given answers. It contains
 the redacted evidence and excerpts of the program, with made-up directory names, but no logs, environment or command.
@@ -44,7 +44,7 @@ Word = TypeVar("Word", Cause, Status)
 
 @dataclass(frozen=True, kw_only=True)
 class StatedTruth:
-    """The correct answer according to the user. A field that the user does not know is None or empty."""
+    """The correct diagnosis of a run according to the user. A field that the user does not know is None or empty."""
 
     line: str | None = None
     cause: str | None = None
@@ -55,7 +55,7 @@ class StatedTruth:
 
 @dataclass(frozen=True, kw_only=True)
 class _Truth:
-    """The correct answer, after a check against the evidence."""
+    """The correct diagnosis that the user stated, once it is checked against the evidence."""
 
     verdict: Status
     cause: Cause | None
@@ -82,7 +82,7 @@ def record_misdiagnosis(
     out: Path | None = None,
     redact: bool = True,
 ) -> Iterator[str]:
-    """Write a wrong answer and the correct one to a file, and yield lines that describe this file.
+    """Write the wrong diagnosis of a run and the correct one to a file, and yield lines that describe this file.
 
     `run_path`: a run, or one attempt of it. `to`: the file to write; by default, a new file next to the run. Raises
     UsageError if the stated truth does not fit the run, or if it equals the answer that was given.
@@ -127,7 +127,7 @@ def record_misdiagnosis(
 
 
 def answer_values(outcome: Mapping[str, Any], directory: str) -> dict[str, Any]:
-    """Extract the answer from an outcome in report.json, in the format that `evaluation` scores.
+    """Extract the diagnosis from an outcome in report.json, in the format that `evaluation` scores.
 
     `directory`: the directory of the program, to which file paths are made relative.
     """
@@ -230,9 +230,9 @@ def _environment(attempt: AttemptDir) -> dict[str, Any]:
 def _check_truth(
     stated_truth: StatedTruth, attempt: AttemptDir, evidence: Evidence, outcome: Outcome
 ) -> tuple[_Truth, Evidence]:
-    """Check the user's answer, and return it with evidence that includes the source of its line.
+    """Check the diagnosis stated by the user, and return it with evidence that includes the stated source line.
 
-    Raises UsageError if the answer does not fit the run.
+    Raises UsageError if the stated diagnosis does not fit the run.
     """
     verdict = _word("--verdict", stated_truth.verdict, Status) or outcome.verdict.status
     cause = _word("--cause", stated_truth.cause, Cause)
@@ -263,7 +263,7 @@ def _word(option: str, text: str | None, choices: type[Word]) -> Word | None:
 def _line(
     location: str | None, attempt: AttemptDir, evidence: Evidence
 ) -> tuple[str | None, int | None, tuple[Source, ...]]:
-    """Return the file and line named by --line, with source excerpts that the evidence lacks.
+    """Return the file and line that --line names, and the source excerpts of this file that the evidence lacks.
 
     Excerpts are read from the file itself if it has not changed since the launch. Raises UsageError if the line is
     neither in the evidence nor in such a file.
@@ -299,7 +299,7 @@ def _line(
 
 
 def _file(name: str, local_file: str, evidence_files: Sequence[str]) -> str:
-    """Return the full path of the file that the user named. Raise UsageError if it is ambiguous or unknown."""
+    """Return the full path of the file that the user named. Raise UsageError if the name is ambiguous or unknown."""
     exact = [file for file in evidence_files if file in (name, local_file)]
     matches = exact or [file for file in evidence_files if file.endswith(f"/{name.removeprefix('./')}")]
     if len(matches) == 1:
@@ -314,7 +314,7 @@ def _file(name: str, local_file: str, evidence_files: Sequence[str]) -> str:
 
 
 def _is_reported(truth: _Truth, outcome: Outcome) -> bool:
-    """Whether the reported outcome already agrees with the correct answer."""
+    """Whether the reported outcome already agrees with the diagnosis stated by the user."""
     verdict, culprit = outcome.verdict, outcome.culprit
     place = culprit.place if culprit else None
     return (
@@ -345,7 +345,7 @@ def _truth_entry(attempt: AttemptDir, evidence: Evidence, true: Mapping[str, Any
 
 
 def _answer_text(answer: Mapping[str, Any]) -> str:
-    """Return an answer on one line: its verdict, cause, ranks and location."""
+    """Return a diagnosis as one line of text: its verdict, cause, ranks and location."""
     place = f"{answer['file']}:{answer['line']}" if answer["line"] else ""
     culprits = ranks(answer["ranks"]) if answer["ranks"] else ""
     return " · ".join(part for part in (answer["verdict"], answer["cause"], culprits, place) if part)

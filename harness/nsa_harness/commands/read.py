@@ -43,7 +43,7 @@ _COLUMNS, _MAX_COLUMNS = 80, 120
 
 @dataclass(frozen=True, kw_only=True)
 class ReadRequest:
-    """The files to read, and the options of the command."""
+    """A request to judge a dead job: the files to read, and the options of `nsa-harness read`."""
 
     paths: tuple[Path, ...]
     out: Path | None  # None: write no files
@@ -117,7 +117,7 @@ def _outcome(
 
 
 def _with_files(outcome: Outcome, post_mortem: PostMortem) -> Outcome:
-    """Return the outcome with each proof replaced by the path of the file that was read."""
+    """Return the outcome with the proofs of its findings and stacks given as paths of the files that were read."""
     files = {proof: os.path.abspath(name) for proof, name in post_mortem.files.items()}
 
     def files_read(proofs: Sequence[str]) -> Iterator[str]:

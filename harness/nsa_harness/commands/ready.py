@@ -183,7 +183,7 @@ class Check:
         return self.execution.session.facts
 
     def begin(self, before: Sequence[Outcome], folder: SearchDirectory) -> None:
-        """Adopt the attempts of an interrupted check, and print the header."""
+        """Take over the attempts that an interrupted check has made, and print the header."""
         self.execution.remember(before)
         self.phase_runs = [PhaseRuns(names=phase_plan.names) for phase_plan in self.plan.phases]
         reused_runs = sum(not is_interrupted(outcome) for outcome in before)
@@ -244,7 +244,7 @@ class Check:
         return next((attempt for attempt in with_flakiness(attempts) if attempt.final), None)
 
     def _numbers(self, outcome: Outcome) -> Measurements:
-        """Return the measurements that the criteria need from a run."""
+        """Return the measurements of a run that the checklist's criteria need."""
         criteria = self.plan.checklist.criteria.values()
         needs_evidence = any(
             criterion.metric in EVIDENCE_METRICS and criterion.reads(outcome.spec.scenario) for criterion in criteria

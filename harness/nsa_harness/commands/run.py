@@ -185,7 +185,7 @@ def request_to_resume(path: Path | None, request: RunRequest) -> RunRequest:
 
 
 def stored_plan_file(path: Path | None, out: Path | None) -> PlanText | None:
-    """Return the plan file that a stored run used, or None if it used the default one."""
+    """Return the plan file that a stored run used, or None if the run used the default plan."""
     return read_record(find_run(path, out or Path("reports"))).plan_text
 
 

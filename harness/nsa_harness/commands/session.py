@@ -215,7 +215,7 @@ class Interruption:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Return a context manager: within its `with` block, a second signal raises KeyboardInterrupt."""
+        """Return a context manager within which a second signal raises KeyboardInterrupt."""
         self._watching = not self.in_parallel
         try:
             yield

@@ -83,7 +83,7 @@ class _Before:
 
 
 def _before(run: RunDir, request: VerifyRequest) -> _Before:
-    """Return the failure of a stored run, and the number of times that it occurred."""
+    """Return the failure of a stored run, with the number of times that this failure occurred."""
     attempts = [outcome for outcome in judge_attempts(run) if outcome.spec.deepening is None]
     last = _failed_attempts(run, request.run_path, attempts)[-1]
     same = [attempt for attempt in attempts if attempt.spec.spec_hash == last.spec.spec_hash]

@@ -267,7 +267,7 @@ class WatchedCommandOutput(Listener):
         self.print_line(f"recovered: {text}")
 
     def on_outcome(self, outcome: Outcome, run_dir: Path) -> None:
-        """Print the answer in full, or on one line if the same answer was printed before."""
+        """Print the report of an outcome in full, or on one line if the same report was printed before."""
         verdict = outcome.verdict
         if verdict.status is not Status.HANG and (verdict.status is not Status.FAIL or self._quiet):
             return

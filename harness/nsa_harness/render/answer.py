@@ -1,4 +1,4 @@
-"""The parts of an explanation shared by all formats: title, sentence, call stacks and rank table."""
+"""The parts of a run's explanation that all formats share: title, sentence, call stacks and rank table."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def outcomes_in_full(report: Report) -> list[tuple[int, Outcome]]:
 
 
 def went_well(outcome: Outcome) -> bool:
-    """Whether a row in a table is enough to report this outcome."""
+    """Whether an outcome needs no explanation beyond its row in a table."""
     if outcome.spec.deepening and outcome.rerun_answer:
         return True
     has_good_status = outcome.verdict.status in (Status.PASS, Status.SKIP)

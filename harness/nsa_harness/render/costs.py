@@ -107,7 +107,7 @@ def checked_lines(cost: StepCost, checks: Mapping[Quantity, tuple[Interval, floa
 
 
 def cells_text(cells: Sequence[Outcome]) -> Iterator[str]:
-    """Yield the cost table for several runs as aligned lines for the terminal."""
+    """Yield a table of the costs of several runs, as aligned lines for the terminal."""
     rows = [COST_HEAD, *((cell.spec.scenario, *cost_row(cell.cost)) for cell in cells if cell.cost)]
     widths = [max(len(row[column].rstrip(":")) for row in rows) for column in range(len(COST_HEAD))]
     for name, *numbers in rows:

@@ -22,7 +22,7 @@ _MAX_RANK_ROWS = 8  # if there are more ranks, they are grouped by call, and the
 
 
 class Span(NamedTuple):
-    """A piece of a line with a single style.
+    """A piece of a line of a report, shown in a single style.
 
     `run`: the number of the run that this piece links to, or None. `status`: the verdict of that run.
     """
@@ -60,7 +60,7 @@ def join_texts(texts: Iterable[str]) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Counts:
-    """The heading of a report, which shows the number of runs with each verdict."""
+    """The number of runs with each verdict, shown in the heading of a report."""
 
     report: Report
 
@@ -101,7 +101,7 @@ class RunAnswer:
 
 @dataclass(frozen=True, kw_only=True)
 class Pictures:
-    """The pictures of a run on the HTML page."""
+    """The section with the charts of a run. Only the HTML page shows it."""
 
     outcome: Outcome
 
@@ -121,7 +121,7 @@ class Sentence:
 
 @dataclass(frozen=True, kw_only=True)
 class Search:
-    """The bisection that launched the runs of the report.
+    """The section about the bisection that launched the runs of the report.
 
     Only the HTML page shows this section.
     """
@@ -229,7 +229,7 @@ Section = (
 
 
 def run_section(number: int, outcome: Outcome, *, alone: bool) -> RunDetails:
-    """Return the section about one run for a report.
+    """Return the report section on one run.
 
     `number`: the number of the run in the report, counted from 1. `alone`: whether the report has no other run.
     """

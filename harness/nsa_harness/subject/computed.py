@@ -35,7 +35,7 @@ _COARSEST = max(_TOLERANCES.values())
 
 
 def decides_only_how(key: str) -> bool:
-    """Whether runs that differ only in this scenario key should compute the same numbers."""
+    """Whether this scenario key decides only how numbers are computed, and therefore should not change them."""
     return key not in _WHAT and any(key == how or (how.endswith(".") and key.startswith(how)) for how in _HOW)
 
 

@@ -40,7 +40,7 @@ def program_files(spec: RunSpec, evidence: Evidence) -> tuple[ProgramFile, ...]:
 
 
 def _reasons(spec: RunSpec, evidence: Evidence) -> Iterator[tuple[str, CountedIn, str, str]]:
-    """Yield (file pattern, counted unit, preceding file, reason for its absence) for each file."""
+    """Yield, for each file that nsa.train writes, its pattern, counted unit, preceding file and reason for absence."""
     words, steps = spec.program, "heartbeat_rank*.jsonl"
     has_steps = any(rank.status_file and rank.status_file.steps_s for rank in evidence.ranks)
     late = "the program did not write it" if has_steps else "not reached: no optimizer step was done"

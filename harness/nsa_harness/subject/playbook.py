@@ -72,7 +72,7 @@ _SECOND_RANK = Variable(
 
 
 def _would_miss_gradients(run: Outcome) -> bool:
-    """Whether this DDP run would notice a missing gradient."""
+    """Whether a run uses DDP in such a way that a missing gradient would show in its result."""
     if setting(run, "parallel.wrapper") != "ddp":
         return False
     return not has_passed(run) or run.missing_gradients == () or setting(run, "train.steps") != "1"
@@ -128,7 +128,7 @@ _CHANGES: tuple[tuple[str, Variable], ...] = (
 
 
 def _hypotheses() -> Iterator[Hypothesis]:
-    """Yield all hypotheses. The project's initial ones are shown even if they were not tested."""
+    """Yield all hypotheses about failures of nsa.train. The project's initial ones are always shown."""
     for text, variable in _BLAMED_BY_THE_SEEDS:
         yield Hypothesis(text=text, kind=HypothesisKind.CAUSE, variable=variable, always_shown=True)
     yield Hypothesis(

@@ -114,7 +114,7 @@ def _telemetry(scenario: Scenario) -> Contradictions:
 
 
 def fault_outside_model(scenario: Scenario, facts: MachineFacts) -> Contradictions:
-    """Yield (key, error message) for each setting that names a layer or step that does not exist."""
+    """Yield (key, error message) for each setting, such as that of a fault, that names a missing layer or step."""
     choice, fault = machine_choice(scenario, facts), scenario.fault
     model = f"the model has layers 0-{choice.layers - 1} (shape {choice.shape}); set model.layers"
     highest = max(layers_of(scenario.gc.layers, choice.layers), default=0)
@@ -162,7 +162,7 @@ def launch(spec: RunSpec, scenario: Scenario, facts: MachineFacts, surroundings:
 
 
 def _as_launched(settings: tuple[tuple[str, str], ...], choice: MachineChoice) -> tuple[tuple[str, str], ...]:
-    """Return the settings with the number of training steps that are actually run."""
+    """Return the scenario's settings with the number of training steps replaced with the number actually run."""
     return tuple((key, str(choice.steps) if key == "train.steps" else value) for key, value in settings)
 
 

@@ -40,7 +40,7 @@ def in_words(diagnosis: Diagnosis) -> Words:
 
 
 def with_words(outcomes: Sequence[Outcome]) -> tuple[Outcome, ...]:
-    """Return the outcomes with sentences added that depend on several attempts.
+    """Return the outcomes with the sentences for their findings and for the results of diagnostic reruns filled in.
 
     Findings without a claim get their claim and advice. The outcome of a diagnostic rerun gets `rerun_answer`, the
     claim of the finding that it led to.

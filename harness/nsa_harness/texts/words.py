@@ -362,7 +362,7 @@ def times(outcome: Outcome) -> Iterator[str]:
 
 
 def grounds(outcome: Outcome) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Yield (title, items) pairs of observations that support the verdict."""
+    """Yield the observations on which the verdict of a run is based, as (title, items) pairs."""
     is_skip = outcome.verdict.status is Status.SKIP
     if not outcome.findings and not is_skip:
         yield "findings", ("none",)

@@ -18,7 +18,7 @@ _MOST_COLUMNS = 8
 
 @dataclass(frozen=True, kw_only=True)
 class MatrixRow:
-    """A row of the table, with the runs of each configuration."""
+    """A row of a table of runs, in which each cell contains the runs of one configuration."""
 
     name: str
     cells: tuple[tuple[Outcome, ...], ...]
@@ -58,7 +58,7 @@ def config_matrix(outcomes: Sequence[Outcome]) -> ConfigMatrix | None:
 
 
 def _pivot(outcomes: Sequence[Outcome], common: Mapping[str, str]) -> str | None:
-    """Return the setting whose values are the best columns, which makes the table as short as possible.
+    """Return the setting whose values, used as the columns, make the table as short as possible.
 
     `common` are the settings that all runs share. Returns None if no setting fits.
     """

@@ -107,7 +107,7 @@ class Variable:
 
 @dataclass(frozen=True, kw_only=True)
 class FailureCounts:
-    """The number of failed attempts of one configuration."""
+    """The number of attempts of one configuration, and the number of those that failed."""
 
     failed: int
     attempts: int
@@ -302,7 +302,7 @@ def _differing_keys(variable: Variable, control: Outcome, changed: Outcome) -> s
 
 
 def _steps_do_not_matter(first: Outcome, second: Outcome) -> bool:
-    """Whether the difference in the number of steps cannot explain different verdicts."""
+    """Whether the different numbers of training steps of two runs cannot explain different verdicts."""
     shorter, longer = sorted((first, second), key=_steps)
     if Cause.EXPECTATION_MISSED in (shorter.verdict.cause, longer.verdict.cause):
         return False

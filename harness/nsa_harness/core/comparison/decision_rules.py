@@ -60,7 +60,7 @@ def _is_judged(outcome: Outcome) -> bool:
 
 
 def has_failed(outcome: Outcome) -> bool:
-    """Whether the run failed although its scenario did not expect it."""
+    """Whether a run failed when its scenario did not expect a failure."""
     return _is_judged(outcome) and not has_passed(outcome) and not outcome.expected
 
 
@@ -155,7 +155,7 @@ def _answer_contrast(condition: Condition, outcomes: Sequence[Outcome]) -> RuleR
 
 
 def _answer_each_passes(condition: Condition, outcomes: Sequence[Outcome]) -> RuleResult:
-    """Decide whether a run fails while similar runs with each of several other values pass."""
+    """Decide whether a run fails while similar runs with several other values of a setting all pass."""
     pairs, key = _pairs(condition, outcomes), condition.differ_in[0]
     required_values = next(key_filter for key_filter in condition.other_runs.values if key_filter.key == key)
     complete_groups = []
@@ -229,7 +229,7 @@ def _unanswered(why: str) -> RuleResult:
 
 
 def _fails_as_required(condition: Condition, outcome: Outcome) -> bool:
-    """Whether the run failed unexpectedly, for one of the condition's causes if it names any."""
+    """Whether the run failed unexpectedly and, if the condition names causes, for one of them."""
     if not has_failed(outcome) or (condition.uncertain and certain_cause(outcome)):
         return False
     if not condition.causes:
@@ -307,7 +307,7 @@ def _causes(outcomes: Sequence[Outcome]) -> str:
 
 
 def matches_filter(outcome: Outcome, run_filter: RunFilter, *, unknown: bool = False) -> bool:
-    """Whether the run meets the filter. A setting whose value in this run is unknown counts as `unknown`."""
+    """Whether the run meets the filter. `unknown` is the result for a setting without a known value in this run."""
     if run_filter.scenarios and not any(_is_named(outcome, name) for name in run_filter.scenarios):
         return False
     return all(_has_value(outcome, key_filter, unknown=unknown) for key_filter in run_filter.values)
@@ -432,7 +432,7 @@ def _runs_text(run_filter: RunFilter, conjunction: str = " or ") -> str:
 
 
 def _side_text(run_filter: RunFilter, conjunction: str = " or ") -> str:
-    """Describe, as text, the runs that must fail or those that must pass."""
+    """Describe the runs that `run_filter` selects, for a sentence about runs that must fail or pass."""
     return conjunction.join(run_filter.scenarios) or _values_text(run_filter, " and ", conjunction) or "a run"
 
 

@@ -68,7 +68,7 @@ _KNOWN_CAUSES = (*CAUSES_OF_VERDICTS, _UNCERTAIN)
 
 
 class ConditionForm(StrEnum):
-    """The kinds of conditions that a decision rule can have, depending on the keys it contains."""
+    """The kind of a decision rule's condition, which follows from the keys that the condition contains."""
 
     FLAKY = "flaky"  # the attempts of one launch end differently
     FAILS = "fails"  # at least one of the runs fails
@@ -95,7 +95,7 @@ _FORM_KEYS = frozenset({"flaky", "missing_gradients", "fails", "passes", "each_p
 
 @dataclass(frozen=True, kw_only=True)
 class _KnownNames:
-    """The names that a plan is allowed to use."""
+    """The names of scenarios and decision rules to which a plan can refer."""
 
     scenarios: Sequence[Selectable]
     runs: Sequence[Selectable]  # the scenarios that the plan runs
@@ -347,7 +347,7 @@ class Condition(_StrictModel):
 
     @property
     def form(self) -> ConditionForm:
-        """The kind of condition, which follows from the keys it contains."""
+        """The kind of the condition, which follows from the keys that the condition contains."""
         return _FORMS[_FORM_KEYS & self.model_fields_set]
 
     @property
@@ -419,7 +419,7 @@ class Condition(_StrictModel):
 
 
 class DecisionRule(_StrictModel):
-    """A decision made before the run: if `condition` is true, do `then`, for the reason `because`.
+    """A rule made before the run: if `condition` holds, `then` says what to do and `because` gives the reason.
 
     Plan files list decision rules under the key `gates`.
     """
@@ -431,7 +431,7 @@ class DecisionRule(_StrictModel):
 
 
 class TreeQuestion(_StrictModel):
-    """A question in the decision tree of a plan. The answer is yes if its decision rule matched."""
+    """A question in the decision tree of a plan. The answer is yes if the question's decision rule matched."""
 
     gate: RuleName  # the decision rule that answers the question
     asks: Text
@@ -487,7 +487,7 @@ def is_our_key(key: str) -> bool:
 
 
 def is_plan(root: Node | None) -> bool:
-    """Whether a YAML file is a plan, which means that it has the key `gates`."""
+    """Whether a YAML file is a plan, which is recognized by the key `gates`."""
     return root is not None and isinstance(root.content, dict) and "gates" in root.content
 
 

@@ -73,7 +73,7 @@ def count(trials: Iterable[Trial], side: int) -> FailureCount:
 
 
 def passes_needed(bad: int, of: int, confidence: float) -> int:
-    """Return the number of consecutive runs that must pass before a failure counts as fixed.
+    """Return the number of consecutive runs that must pass to show that a failure is fixed.
 
     The failure occurred `bad` times in `of` runs. At this rate it would have occurred again within the returned number
     of runs, with this confidence. If it occurred in every run, one pass is enough.
@@ -83,7 +83,7 @@ def passes_needed(bad: int, of: int, confidence: float) -> int:
 
 
 def passes_to_confirm_fix(first: FailureCount, confidence: float) -> int:
-    """Return the number of consecutive runs with the change that must pass before the failure counts as fixed.
+    """Return the number of consecutive runs with the change that must pass to show that the failure is fixed.
 
     The lowest failure rate in the confidence interval of `first` counts. This is stricter than `passes_needed`.
     """
@@ -156,7 +156,7 @@ _Key = tuple[int | None, str]
 
 
 def _numbers(trials: Sequence[Trial], side: int) -> dict[_Key, list[float]]:
-    """Return the values of each number in the first steps, collected from all runs on one side."""
+    """Return the values of each computed number in the first steps, collected from all runs of one side."""
     values: dict[_Key, list[float]] = {}
     for trial in trials:
         if trial.config != side:
@@ -446,7 +446,7 @@ def format_share(value: float) -> str:
 
 
 class VerificationResult(StrEnum):
-    """The result of repeating a failed run, to check whether a change to the program fixed the failure."""
+    """The result of rerunning a failed program, to check whether a change fixed the failure."""
 
     FIXED = "fixed"
     NOT_FIXED = "not fixed"
@@ -477,7 +477,7 @@ def lowest_failure_rate(runs: Iterable[tuple[int, int]]) -> tuple[int, int]:
 
 @dataclass(frozen=True, kw_only=True)
 class VerifyReport:
-    """A report on the repetition of a failed run, which checks that its failure is fixed.
+    """A report on rerunning a failed program, to check that its failure is fixed.
 
     Counts are pairs (failures, runs).
     """

@@ -182,7 +182,7 @@ def fill_run_directories(value: JsonValue, folders: Mapping[str, str]) -> JsonVa
 
 
 def _names_run(name: str, word: str) -> bool:
-    """Whether `word` is the run name `name` or the name of its scenario."""
+    """Whether `word` is the run name `name` or the name of that run's scenario."""
     return name == word or name.partition("@")[0] == word
 
 
@@ -391,7 +391,7 @@ class PhaseRuns:
 
 
 def unmet_need(results: Mapping[str, CriterionResult], phase: ChecklistPhase) -> str:
-    """Return the reason why a phase must be skipped, or "" if it can run.
+    """Return the reason why a phase must be skipped, or "" if the phase can run.
 
     `results` has the results of the earlier phases by name.
     """
@@ -559,7 +559,7 @@ def _row_of_run(
     numbers: Mapping[str, Measurements],
     outcomes: Mapping[str, Outcome],
 ) -> CriterionRow:
-    """Return the result of a criterion for one run, or the reason why the run has no number.
+    """Return the result of a criterion for one run, or the reason why the run lacks the measured number.
 
     `empty` is the row without a measurement.
     """
@@ -605,7 +605,7 @@ def _combine(number: Measurement, other: Measurement, criterion: Criterion) -> M
 
 
 def _compare(number: Measurement, criterion: Criterion) -> tuple[CriterionResult, float | None]:
-    """Compare a number with all bounds, and return the worst result and the smallest margin."""
+    """Compare a measured number with all bounds of a criterion. Return the worst result and the smallest margin."""
     results_and_margins = [_compare_with_bound(number, key, limit) for key, limit in criterion.bounds()]
     results = [result for result, _ in results_and_margins]
     worst = next(
@@ -615,7 +615,7 @@ def _compare(number: Measurement, criterion: Criterion) -> tuple[CriterionResult
 
 
 def _compare_with_bound(number: Measurement, key: str, limit: float) -> tuple[CriterionResult, float]:
-    """Compare a number with one bound, and return the result and the margin as a fraction of the limit.
+    """Compare a measured number with one bound. Return the result, and the margin as a fraction of the limit.
 
     A number with an interval is MET if the whole interval meets the bound, MISSED if no part of it does, and OPEN
     otherwise. The margin is negative if the interval's worse end does not meet the bound.

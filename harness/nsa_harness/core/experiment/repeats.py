@@ -59,7 +59,7 @@ _JUDGED = frozenset({Status.PASS, Status.FAIL, Status.HANG})  # SKIP and ERROR s
 
 
 def with_flakiness(outcomes: Sequence[Outcome]) -> tuple[Outcome, ...]:
-    """Return the outcomes. Attempts of the same launch that ended differently are marked as flaky.
+    """Return the outcomes, marking those of a launch whose attempts ended in different ways as flaky.
 
     The last attempt of a scenario is its final one; it gets a finding about where all attempts failed. The final
     attempt of a flaky launch becomes FAIL with the cause `flaky`, unless it is an ERROR. Diagnostic reruns do not count
@@ -95,7 +95,7 @@ def _with_combined_verdict(outcome: Outcome, outcomes: Sequence[Outcome]) -> Out
 
 
 def _with_same_place(outcome: Outcome, same_launch: Sequence[Outcome]) -> Outcome:
-    """Return the outcome with a finding about the lines at which its attempts failed."""
+    """Return the outcome with a finding about the lines at which the attempts of its launch failed."""
     place_finding = same_place_finding(same_launch)
     if place_finding is None or any(finding.code == place_finding.code for finding in outcome.findings):
         return outcome

@@ -24,7 +24,7 @@ def interval(bad: int, of: int, confidence: float = 0.95) -> tuple[float, float]
 
 
 def runs_to_show(rate: float, confidence: float) -> int:
-    """Return the number of runs needed to see a failure with this rate at least once, with this confidence."""
+    """Return the number of runs that show a failure with the given rate at least once, with this confidence."""
     return ceil(log(1 - confidence) / log(1 - rate))
 
 
@@ -34,7 +34,7 @@ _CONTROLS = 3  # without a requested confidence, a configuration counts as passi
 
 
 def control_runs(confidence: float, *, insistent: bool) -> int:
-    """Return the number of passing runs needed before a configuration counts as passing.
+    """Return the number of passing runs needed to conclude that a configuration passes.
 
     `insistent` means that the user has requested this confidence, or that a stored run has failed.
     """
@@ -64,7 +64,7 @@ def student_quantile(confidence: float, freedom: int) -> float:
 
 
 class RateDifferenceTest:
-    """A sequential test of whether two failure rates differ. It can be read after every pair of runs.
+    """A sequential test of whether two failure rates differ. The result can be read after every pair of runs.
 
     It accumulates evidence against equal rates as an e-process (Turner, Ly and Grünwald, arXiv:2106.02693, theorem 1,
     with blocks of one run). If the rates are equal, the probability that the evidence ever exceeds 1/a is at most a.
@@ -116,8 +116,8 @@ class RateDifferenceTest:
 class RateRatioTest(RateDifferenceTest):
     """A sequential test of whether the second failure rate is more than `share` times the first.
 
-    It may be read after every pair of runs. The pairs of rates for which this is false form a convex set, so the
-    nearest pair gives an e-process (Turner and Grünwald, arXiv:2203.09785, theorem 1).
+    The result can be read after every pair of runs. The pairs of rates for which this is false form a convex set, so
+    the nearest pair gives an e-process (Turner and Grünwald, arXiv:2203.09785, theorem 1).
     """
 
     def __init__(self, share: float) -> None:
@@ -166,7 +166,7 @@ def _cosine_integral(power: int, end: float) -> float:
 
 
 def _find_rate(below: Callable[[float], bool]) -> float:
-    """Return, by bisection, the largest value in [0, 1] for which `below` is true."""
+    """Return, by bisection, the largest value in [0, 1] for which `below` returns True."""
     low, high = 0.0, 1.0
     for _ in range(50):
         middle = (low + high) / 2

@@ -1,4 +1,4 @@
-"""The result of one run in an experiment, which says whether it failed in the way that is looked for.
+"""The result of one run in an experiment: whether it passed, or failed in the way that the experiment looks for.
 
 Each experiment decides when two failures are the same. A bisection compares lines, a verification compares causes or
 lines, and a claim counts every failure as the same.
@@ -75,10 +75,10 @@ def make_trial(
     step_s: float | None = None,
     numbers: tuple[ComputedNumber, ...] = (),
 ) -> Trial:
-    """Return a trial for the outcome of a run. `config` is the side of the experiment.
+    """Return a trial for the outcome of a run. `config` is the index of the configuration that was run.
 
-    `same_failure` returns whether a failed outcome is the failure that counts as bad. `config` is the index of the
-    configuration, and `numbers` are the numbers that the run computed.
+    `same_failure` returns whether a failed outcome is the failure that counts as bad. `numbers` are the numbers that
+    the run computed.
     """
     # A failed run may have traced only a part of a step.
     missing = outcome.missing_gradients if outcome.verdict.status is Status.PASS else None
@@ -117,7 +117,7 @@ class SoughtFailure:
     step_s: float | None = None  # for slow: an absolute step time in seconds, independent of the good end
 
     def slow_from_s(self, good_s: Sequence[float]) -> float | None:
-        """Return the minimum step time in seconds that counts as slow, or None if it is unknown.
+        """Return the minimum step time, in seconds, of a slow run, or None if it is unknown.
 
         `good_s` has the step times of healthy runs. Returns None if they are needed and there are none yet, or if the
         bisection does not look for slow runs.

@@ -95,7 +95,7 @@ def call_stacks(evidence: Evidence, judgement: Judgement, culprit: Culprit | Non
 
 
 def _stack_of_other_thread(evidence: Evidence, culprits: Sequence[int], place: Place) -> list[CallStack]:
-    """Return the stack of the thread or child process of a culprit that contains `place`, if there is one."""
+    """Return the stack that contains `place` in another thread or child process of a culprit, or [] if none does."""
     for rank in evidence.snapshots[-1].ranks if evidence.snapshots else ():
         for owner, stack in _named_stacks(rank) if rank.rank in culprits else ():
             if _contains(stack.frames, place):
@@ -127,7 +127,7 @@ def _own(frames: Sequence[Frame]) -> tuple[Frame, ...]:
 def _call_stack(
     sources: Sequence[Source], ranks: tuple[int, ...], frames: Sequence[Frame], of: str, proof: str | None
 ) -> CallStack:
-    """Return a call stack in the form in which the report stores it.
+    """Convert the frames of a call stack to the form in which the report stores them.
 
     `of` names the thread, process or exception type; it is empty for the training thread. `proof` is the file that
     contains the stack.

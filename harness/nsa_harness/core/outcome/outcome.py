@@ -113,7 +113,7 @@ def _complete_snapshots(evidence: Evidence) -> int:
 
 
 def _runs_on(evidence: Evidence) -> bool:
-    """Whether the job is still running, because nsa-harness only observed it."""
+    """Whether the job continues to run after the attempt, because nsa-harness only observed it."""
     return evidence.ending is Ending.DETACHED or (evidence.is_observed and not evidence.teardown_s)
 
 
@@ -158,7 +158,7 @@ def rank_statuses(evidence: Evidence, judgement: Judgement, culprit: Culprit | N
 
 
 def _unproven_waits(evidence: Evidence, judgement: Judgement) -> Sequence[Wait]:
-    """Return the waits in a job that was only observed. They do not prove a hang."""
+    """Return what the ranks of a job that was only observed wait for. This does not prove a hang."""
     last_two = evidence.snapshots[-2:]
     if evidence.ending is Ending.POST_MORTEM and judgement.status is Status.ERROR:
         return post_mortem_graph(evidence).waits
@@ -607,7 +607,7 @@ def _missing_gradients(evidence: Evidence) -> tuple[str, ...] | None:
 
 
 def _last_agreed(evidence: Evidence) -> str | None:
-    """Return the name of the last collective that all ranks completed, or None if it is unknown."""
+    """Return the last collective that all ranks completed, as text with its location, or None if it is unknown."""
     status_files = {rank.rank: rank.status_file for rank in evidence.ranks if rank.status_file is not None}
     call = last_common_call(status_files) if len(status_files) == len(evidence.ranks) else None
     if call is None:

@@ -111,14 +111,14 @@ class ScriptCall:
 
 
 class NotRepeatableError(Exception):
-    """Raised if one of the calls cannot be repeated in a reproduction script."""
+    """Raised if a recorded call cannot be repeated in a reproduction script."""
 
 
 def diverging_calls(evidence: Evidence, *, from_python: bool) -> dict[int, tuple[ScriptCall, ...]]:
     """Map each rank to its calls, starting shortly before the ranks diverge.
 
     With `from_python`, use the calls recorded in Python instead of those in the flight recorder, which also contain the
-    calls of DDP itself. Raises NotRepeatableError.
+    calls of DDP itself. Raises NotRepeatableError if one of the calls cannot be repeated.
     """
     all_ranks = tuple(range(evidence.world_size))
     source = _from_status_file if from_python else _from_recorder
@@ -178,14 +178,14 @@ def _from_status_file(rank: RankEvidence, evidence: Evidence, all_ranks: Members
 
 
 def _whole_steps(evidence: Evidence, status_file: StatusFile) -> Iterator[Call]:
-    """Yield the recorded calls from the first step that is complete on every rank."""
+    """Yield a rank's recorded calls, starting with the first step that is recorded in full on every rank."""
     firsts = [rank.status_file.calls[0] for rank in evidence.ranks if rank.status_file and rank.status_file.calls]
     since = max((call.step + 1 for call in firsts if call.number > 1), default=0)
     return (call for call in status_file.calls if call.step >= since)
 
 
 def _script_call(rank: int, call: Call, status_file: StatusFile, all_ranks: Members) -> ScriptCall | None:
-    """Convert a recorded call for the script. Return None if the script does not need the call."""
+    """Convert a recorded call to a call in the reproduction script, or return None if the script does not need it."""
     if call.op in _SET_UP or call.op.startswith(protocol.WAIT):
         return None
     is_done, dtype = call.left_s is not None, DTYPES.get(call.dtype, "float32")
@@ -414,7 +414,7 @@ def _lines(spec: RunSpec, working_dir: str, about: str) -> Iterator[str]:
 
 
 def _filled_in(args: list[str], env: dict[str, str]) -> Iterator[str]:
-    """Yield lines for the script that read secrets from environment variables."""
+    """Yield the lines of the script that fill in the launch's secrets from environment variables."""
     for variable in placeholders((*args, *env.values())):
         yield f"secret = os.environ[{variable!a}]  # export {variable}=...: the value is in a probe's spec.json"
         yield f"sys.argv = [word.replace('${variable}', secret) for word in sys.argv]"

@@ -16,7 +16,7 @@ _MAX_SPANS = 4  # ranges and single ranks shown; the rest are counted
 
 
 def coordinates(rank: int, places: Meshes) -> str:
-    """Return a rank's device mesh coordinates, such as "dp=1 tp=1", or "" if it has none."""
+    """Return a rank's device mesh coordinates, such as "dp=1 tp=1", or "" if the rank has none."""
     return _coordinates_text(places.get(rank, ()))
 
 

@@ -74,7 +74,7 @@ def observed_spec(name: str, about: str, command: Sequence[str], limits: Limits,
 
 
 def with_ranks(spec: RunSpec, rank_count: int) -> RunSpec:
-    """Return the spec with this number of ranks, and with a note if it is 0."""
+    """Return the spec with this number of ranks, and with a note if the number is 0."""
     notes = () if rank_count else ("no rank was seen: the command did not import torch, or it exited too early",)
     return replace(spec, ranks=max(1, rank_count), notes=notes)
 

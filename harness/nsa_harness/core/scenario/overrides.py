@@ -68,7 +68,7 @@ def is_override(word: str) -> bool:
 
 
 def parse_override(word: str, source: str = COMMAND_LINE) -> Override:
-    """Parse an override such as `gc.layers=0:4`. Raise UsageError, which names `source`, if it is malformed."""
+    """Parse an override such as `gc.layers=0:4`. Raise UsageError, naming `source`, if `word` is malformed."""
     key, text = word.split("=", 1)
     if key.split(".")[0] in _NOT_HERE:
         raise UsageError(f"{source}: {key}: can be set only in a scenario file")

@@ -110,7 +110,7 @@ def plain(node: Node) -> Plain:
 
 
 def merge(under: Node, over: Node) -> Node:
-    """Return a merged tree, in which values in `over` replace those in `under`."""
+    """Return a tree that merges two trees, in which values in `over` replace those in `under`."""
     if not (isinstance(under.content, dict) and isinstance(over.content, dict)):
         return over
     content = dict(under.content)
@@ -127,7 +127,7 @@ def tree_of_key(key: str, value: Node) -> Node:
 
 
 def without(node: Node, keys: Sequence[str]) -> Node:
-    """Return a map without the top-level keys `keys`."""
+    """Return a copy of the map `node` without the given top-level keys."""
     assert isinstance(node.content, dict)
     return replace(node, content={key: child for key, child in node.content.items() if key not in keys})
 

@@ -29,10 +29,10 @@ Reference = tuple[Runs, Runs]  # the runs of sets that are known to fail, and of
 
 
 class Belief:
-    """A probability distribution over the length at which a chain of growing sets starts to fail.
+    """A probability distribution over the number of items that must be on before a program starts to fail.
 
-    The sequence is a `Chain`. For each length there is the probability that it is the first failing one. The last
-    probability is that no set of the chain fails.
+    Items are switched on in the order of a `Chain`. For each length of the chain there is the probability that it is
+    the first failing one. The last probability is that no set of the chain fails.
     """
 
     def __init__(self, chain: Chain, end: Subset, runs_of: Mapping[Subset, Runs]) -> None:
@@ -58,12 +58,12 @@ class Belief:
             self._add_runs(inside, chain.shortest_around(subset), runs, _log_mean(*either))
 
     def learn(self, point: int, counts_as: ProbeResult) -> None:
-        """Update the distribution with the result `counts_as` of one more run at chain length `point`."""
+        """Update the distribution with the result of one more run, in which the first `point` items were on."""
         if counts_as in (GOOD, BAD):
             self._add_runs(point, point, (int(counts_as is GOOD), int(counts_as is BAD)), 0.0)
 
     def edge_probabilities(self) -> list[float]:
-        """Return, for each chain length from 1, the probability that the program starts to fail there.
+        """Return, for each number of items from 1, the probability that the program starts to fail at this number.
 
         The last value is the probability that no set of the chain fails.
         """
@@ -83,14 +83,14 @@ class Belief:
         return self._edge_probabilities
 
     def credible_lengths(self, doubt: float) -> tuple[int, int]:
-        """Return a chain length that passes and one that fails. The probability of an error is at most `doubt`."""
+        """Return a number of items that passes and one that fails, with a probability of error of at most `doubt`."""
         shares = list(accumulate(self.edge_probabilities()))
         low = sum(share <= doubt / 2 for share in shares)
         high = 1 + sum(share < 1 - doubt / 2 for share in shares)
         return low, min(high, len(self._chain))
 
     def best_lengths(self, at_once: int, excluded_lengths: frozenset[int]) -> list[int]:
-        """Return, in ascending order, the `at_once` chain lengths whose parallel runs give the most information."""
+        """Return, in ascending order, the `at_once` numbers of items whose parallel runs give the most information."""
         futures = [(1.0, self)]
         points = [k for k in range(len(self._chain) + 1) if k not in excluded_lengths]
         lengths: list[int] = []
@@ -102,7 +102,7 @@ class Belief:
         return sorted(lengths)
 
     def information(self) -> list[float]:
-        """Return, for each chain length from 0, the information in bits that one more run is expected to give."""
+        """Return, for each number of items from 0, the information in bits to expect from one more run with them."""
         rates = self._expected_rates()
         shares = self.edge_probabilities()
         bad = sum(share * lower for share, (_, lower) in zip(shares, rates, strict=True))
@@ -115,7 +115,7 @@ class Belief:
         return bits
 
     def outcomes(self, point: int) -> Iterator[tuple[float, Belief]]:
-        """Yield the probability of each possible result of a run at chain length `point`, with the updated
+        """Yield the probability of each result of a run with the first `point` items on, and the updated
         distribution.
         """
         rates = [
@@ -162,7 +162,7 @@ def _mean(goods: int, bads: int, prior: tuple[float, float]) -> float:
 
 @lru_cache(maxsize=100_000)
 def _log_marginal(goods: int, bads: int, prior: tuple[float, float]) -> float:
-    """Return the log-probability of these passes and failures, averaged over all failure rates, up to a constant."""
+    """Return the log-probability of `goods` passes and `bads` failures, averaged over all possible failure rates."""
     return lgamma(bads + prior[0]) + lgamma(goods + prior[1]) - lgamma(goods + bads + prior[0] + prior[1])
 
 
@@ -193,7 +193,7 @@ class Inconclusive(Exception):
 
 
 class _ProvenSets:
-    """The sets of items known to fail or to pass, from which the results of other sets follow."""
+    """The sets of items known to make a program fail or pass, from which the results of other sets follow."""
 
     def __init__(self, failing: Subset, passing: Subset) -> None:
         self.sets: dict[ProbeResult, set[Subset]] = {BAD: {failing}, GOOD: {passing}}
@@ -208,7 +208,7 @@ class _ProvenSets:
             implication_counts[counts_as] += _implies(subset, other, counts_as)
 
     def implies(self, other: Subset, counts_as: ProbeResult, without: Subset | None) -> bool:
-        """Whether `other` must have the result `counts_as` because of the known sets, except the set `without`."""
+        """Whether the result `counts_as` of the set `other` follows from the known sets, ignoring the set `without`."""
         if other not in self._implied:
             sets_by_result = self.sets.items()
             self._implied[other] = {
@@ -219,7 +219,7 @@ class _ProvenSets:
 
 
 def _implies(known_set: Subset, other: Subset, counts_as: ProbeResult) -> bool:
-    """Whether `other` must have the same result as `known_set`, because one contains the other."""
+    """Whether the set `other` must have the same result as `known_set`, because one of the two contains the other."""
     return known_set <= other if counts_as is BAD else other <= known_set
 
 
@@ -327,7 +327,7 @@ class BayesianSearch:
                 list(self._probes.launch([subset] * self._probes.question.at_once, purpose, among))
 
     def _launch_undersampled_end(self, subset: Subset, reference: Reference) -> bool:
-        """Run all items on or all off if that had fewer runs than `subset`. Return whether a run was made."""
+        """Run the program with all items on or off if that had fewer runs than `subset`. Return whether it was run."""
         runs = sum(self._runs(subset))
         failing, passing = reference
         ends = ((frozenset[int](), Purpose.CONTROL_GOOD, passing), (self._end, Purpose.CONTROL_BAD, failing))
@@ -341,7 +341,7 @@ class BayesianSearch:
         return self._probability_given(subset, counts_as, self._reference(subset))
 
     def _probability_given(self, subset: Subset, counts_as: ProbeResult, reference: Reference) -> float:
-        """Return the probability that `subset` has the result `counts_as`."""
+        """Return the probability that `subset` has the result `counts_as`, given the results of other sets."""
         own, (failing, passing) = self._runs(subset), reference
         for_bad = _log_marginal_after(own, failing, _FAILING_PRIOR) - _log_marginal_after(own, passing, _PASSING_PRIOR)
         # Few of the sets that a search launches fail, so the prior odds of a failing set are one to the number of
@@ -374,7 +374,7 @@ class BayesianSearch:
             belief.learn(point, counts_as)
 
     def _next_points(self, chain: Chain, belief: Belief) -> list[int]:
-        """Return the chain lengths to run next, with the most informative first.
+        """Return the lengths of the sets in the chain to run next, with the most informative first.
 
         Raises UnjudgedGap if every useful length was run and had no usable result.
         """

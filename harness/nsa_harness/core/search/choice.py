@@ -56,7 +56,7 @@ def max_rounds(confidence: float) -> int:
 
 
 def _answer_if_steady(probes: ProbeCache, values: Sequence[int]) -> SearchAnswer | None:
-    """Run each value and return the answer, or None if some value both passed and failed."""
+    """Run the program with each value and return an answer, or None if a value both passed and failed."""
     _launch(probes, values, Purpose.EACH)
     for _ in range(probes.question.controls - 1):
         if any(BAD in probes.answers(_single(value)) for value in values):
@@ -78,7 +78,7 @@ def _prove(probes: ProbeCache, bad: Sequence[int], good: Sequence[int]) -> None:
 
 
 def _answer_if_settled(probes: ProbeCache, values: Sequence[int], rounds: int) -> SearchAnswer | None:
-    """Return the answer for a flaky program after `rounds` runs of each value, or None if more runs are needed."""
+    """Return an answer for a flaky program after `rounds` runs of each value, or None if more runs are needed."""
     bad, good, silent = _sort_values(probes, values)
     if not bad:
         return _no_failure_answer(probes, good, silent) if rounds >= probes.question.controls else None
@@ -91,7 +91,7 @@ def _answer_if_settled(probes: ProbeCache, values: Sequence[int], rounds: int) -
 
 
 def _answer_by_rates(probes: ProbeCache, values: Sequence[int]) -> SearchAnswer | None:
-    """Return an answer with all values that fail more often than the best value, or None if there are none."""
+    """Return an answer with the values that fail more often than the value that fails least, or None if none does."""
     judged_values = [value for value in values if _judged_results(probes, value)]
     if len(judged_values) < 2:
         return None
@@ -107,7 +107,7 @@ def _answer_by_rates(probes: ProbeCache, values: Sequence[int]) -> SearchAnswer 
 
 
 def _differ(probes: ProbeCache, pair: tuple[int, int], values: int) -> bool:
-    """Whether the failure rates of the two values in `pair` differ significantly."""
+    """Whether the failure rates of two out of `values` compared values differ significantly."""
     separation = RateDifferenceTest()
     for first, second in zip(*(_judged_results(probes, value) for value in pair), strict=False):
         separation.add_pair(first is BAD, second is BAD)

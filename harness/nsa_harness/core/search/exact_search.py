@@ -16,7 +16,7 @@ from nsa_harness.core.search.question import BAD, GOOD, ProbeCache, ProbeResult,
 
 @dataclass(frozen=True, kw_only=True)
 class Chain:
-    """A sequence of growing sets of items: `base`, then one more unit of `order` at a time.
+    """A sequence of growing sets of items, which starts with `base` and adds one item of `order` at a time.
 
     The set of length k contains `base` and the first k units of `order`. The search looks for the shortest set that
     fails.
@@ -29,11 +29,11 @@ class Chain:
         return len(self.order)
 
     def set_at(self, length: int) -> Subset:
-        """Return the set that contains `base` and the first `length` units of the chain."""
+        """Return the set of the chain that contains `base` and the first `length` items of `order`."""
         return self.base | frozenset(self.order[:length])
 
     def longest_inside(self, subset: Subset) -> int:
-        """Return the length of the longest set in the chain that `subset` contains, or -1 if there is none."""
+        """Return the length of the longest set in the chain that is part of `subset`, or -1 if there is none."""
         if not self.base <= subset:
             return -1
         return next((k for k, item in enumerate(self.order) if item not in subset), len(self))
@@ -74,7 +74,7 @@ def worst_case_probes(gap: int, at_once: int) -> int:
 
 
 def probe_points(gap: int, at_once: int, rounds: int, bad_cost: float) -> list[int]:
-    """Return the chain lengths to run next, counted from the last length that passes.
+    """Return the lengths of the sets to run next, counted from the longest set known to pass.
 
     The first failing length is one of `gap`. Several parallel runs are spread evenly. A single run goes where the
     expected cost is lowest, but such that the search still ends within `rounds` rounds. `bad_cost` is the ratio of the
@@ -95,7 +95,7 @@ def _cheapest_cut(gap: int, rounds: int, bad_cost: float) -> int:
 
 @lru_cache(maxsize=100_000)
 def _cheapest(gap: int, rounds: int, bad_cost: float) -> tuple[float, int]:
-    """Return the lowest expected cost of finding one of `gap` possible answers, and the point to run first.
+    """Return the lowest expected cost of finding one of `gap` possible answers, and the length to run first for it.
 
     The unit of the cost is one passing run. All answers are equally likely.
     """
@@ -117,7 +117,7 @@ _ZONE_PARTS = 4  # inside a zone, probed points are at most one quarter of its w
 
 
 def points_around_zone(low: int, high: int, others: Collection[int], count: int) -> list[int]:
-    """Return up to `count` chain lengths to run next, near lengths without a usable result.
+    """Return up to `count` set lengths to run next, close to the lengths that had no usable result.
 
     The list is empty if enough is known. `low` passes and `high` fails. `others` are lengths between them without a
     usable result. They are assumed to be consecutive: first both borders are located by halving, then a few lengths
@@ -135,7 +135,7 @@ def worst_case_zone_probes(gap: int, at_once: int) -> int:
 
 
 def make_zones(low: int, high: int, end: int, between: Collection[ProbeResult]) -> tuple[Zone, ...]:
-    """Return three zones: the passing values, the values without a usable result, and the failing values.
+    """Return three ranges of values: those that pass, those without a usable result, and those that fail.
 
     `low` is the last length that passes, `high` the first that fails, and `end` the last length. `between` are the
     results inside the middle zone.
@@ -168,7 +168,7 @@ _NEVER_IMPLIED = frozenset({Purpose.DROP_ONE, Purpose.ELSEWHERE, Purpose.AS_MANY
 
 @dataclass(eq=False, kw_only=True)
 class Contradiction(Exception):
-    """Raised if the set `good` passed although it contains the set `bad`, which failed.
+    """Raised if the set `good`, which passed, contains the set `bad`, which failed.
 
     If both are the same set, the program is flaky. Otherwise, switching on more items can turn a failure into a pass.
     """
@@ -241,7 +241,7 @@ class ExactSearch:
         """Do nothing, because every result of this search is final."""
 
     def _bounds(self, chain: Chain) -> tuple[int, int]:
-        """Return the longest chain length known to pass and the shortest known to fail."""
+        """Return the length of the longest set in the chain known to pass, and of the shortest known to fail."""
         answers = self._probes.observations
         passing_lengths = (chain.longest_inside(answer.subset) for answer in answers if answer.counts_as is GOOD)
         failing_lengths = (chain.shortest_around(answer.subset) for answer in answers if answer.counts_as is BAD)

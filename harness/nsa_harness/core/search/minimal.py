@@ -110,7 +110,7 @@ class SetJudge(Protocol):
 
 
 class Judge(SetJudge, Protocol):
-    """A search strategy that can also find the first set in a chain for which the program fails."""
+    """A search strategy that can judge sets of items, and find the shortest set in a chain that fails."""
 
     def first_failing_length(self, chain: Chain, purpose: Purpose) -> int: ...
     def failing_sets(self) -> Iterable[Subset]: ...  # the sets that are known to fail
@@ -164,7 +164,7 @@ def shortest_failing_span(judge: Judge, pool: tuple[int, ...]) -> tuple[int, ...
 
 
 def _reduce_span(judge: Judge, span: tuple[int, ...]) -> Subset:
-    """Return a part of `span` that still fails and contains both end units."""
+    """Return a part of `span` that contains its first and last item and for which the program still fails."""
     ends = frozenset({span[0], span[-1]})
     # To save runs, the two end units are tried before a wide span is reduced unit by unit.
     if fails(judge, ends, Purpose.ENDS_ONLY, span):
@@ -225,7 +225,7 @@ def first_unneeded(
 
 
 def _drop_candidates(members: Subset, sample: int) -> list[int]:
-    """Return the members to test: up to `sample` members from the middle, then both ends."""
+    """Return the members to leave out in test runs: up to `sample` from the middle, then both ends."""
     first, *between, last = sorted(members)
     step = max(len(between) / sample, 1.0)
     # The ends come last because the search has already shown that they are needed.
@@ -233,7 +233,7 @@ def _drop_candidates(members: Subset, sample: int) -> list[int]:
 
 
 def only_count_matters(judge: Judge, members: Subset, among: tuple[int, ...], sample: int) -> bool:
-    """Whether the program fails with any set of as many items as `members`.
+    """Whether the program fails with every set of items in `among` that is as large as `members`.
 
     If `members` are not the first units in `among`, the answer is False without a run: a search that adds units one by
     one ends at the first units if only the number matters. `sample` is the number of other sets to run.
@@ -250,7 +250,7 @@ def other_sets_fail_too(judge: Judge, members: Subset, among: tuple[int, ...], s
 
 
 def _every_set_of_size_fails(judge: Judge, members: Subset, among: tuple[int, ...], sample: int) -> bool:
-    """Whether other sets of this size all fail and sets with one unit fewer all pass."""
+    """Whether other sets as large as `members` all fail, and sets with one item fewer all pass."""
     others = _other_sets(members, among, sample)
     smaller = _spread_sets(among, len(members) - 1, sample) if len(members) > 1 else []
     return (
@@ -262,7 +262,7 @@ def _every_set_of_size_fails(judge: Judge, members: Subset, among: tuple[int, ..
 
 
 def _other_sets(members: Subset, among: tuple[int, ...], sample: int) -> list[Subset]:
-    """Return up to `sample` other sets with as many units as `members`."""
+    """Return up to `sample` other sets of items in `among` that are as large as `members`."""
     if len(members) == len(among):
         return []
     return [other for other in _spread_sets(among, len(members), sample + 1) if other != members][:sample]
@@ -274,7 +274,7 @@ def _fails_in_repeats(judge: Judge, subset: Subset, purpose: Purpose, among: tup
 
 
 def _spread_sets(among: tuple[int, ...], count: int, sample: int) -> list[Subset]:
-    """Return up to `sample` different sets of `count` units that overlap only a little."""
+    """Return up to `sample` different sets of `count` items in `among` that overlap only a little."""
     total = len(among)
     stride = next(step for step in range(round(total * 0.618) or 1, 2 * total) if gcd(step, total) == 1)
     spread_units = [among[(1 + i * stride) % total] for i in range(total)]
@@ -302,7 +302,7 @@ def drop_unneeded_ends(judge: Judge, members: Subset, sample: int) -> FailingSet
 
 
 def ranges_without(total: int, culprits: Collection[Subset]) -> tuple[Subset, ...]:
-    """Return the maximal ranges of units that contain none of the `culprits`, in reverse order.
+    """Return the maximal ranges of items that contain none of the failing ranges `culprits`, in reverse order.
 
     A culprit is a range that fails. If all returned ranges pass, there is no other culprit.
     """
@@ -333,7 +333,7 @@ def only_length_matters(judge: Judge, members: Subset, total: int, sample: int) 
 
 
 def tests_every_window(total: int, count: int, sample: int) -> bool:
-    """Whether `only_length_matters` would run every range of `count` units instead of a sample."""
+    """Whether `only_length_matters` would run every range of `count` items instead of a sample."""
     return total - count + 1 <= sample + 1 and (count == 1 or total - count + 2 <= sample)
 
 
@@ -360,7 +360,7 @@ def _shorter_failing(probes: ProbeCache, failing: Subset, step: int) -> Subset |
 
 
 def _windows(total: int, count: int, most: int) -> list[Subset]:
-    """Return up to `most` ranges of `count` units, spread evenly over `total` units."""
+    """Return up to `most` ranges of `count` items, spread evenly over `total` items."""
     last = total - count
     starts = dict.fromkeys(last * i // max(most - 1, 1) for i in range(most))
     return [frozenset(range(start, start + count)) for start in starts]

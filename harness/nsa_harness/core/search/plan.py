@@ -1,6 +1,7 @@
 """The complete course of a bisection, from the first checks to the proof of its answer.
 
-The good end is the configuration with all items switched off, and the bad end the one with all items switched on.
+The ends of a bisection are two configurations: all items switched off, which is known to be good, and all items
+switched on, which is known to be bad.
 """
 
 from __future__ import annotations
@@ -113,7 +114,7 @@ def _never_failed_answer(probes: ProbeCache, end: Subset) -> SearchAnswer:
 
 
 def _search(probes: ProbeCache, end: tuple[int, ...]) -> SearchAnswer:
-    """Search for the answer, assuming that the program always ends the same way."""
+    """Search for the items that make the program fail, assuming that the program always ends the same way."""
     if BAD in probes.answers(frozenset()) or GOOD in probes.answers(frozenset(end)):
         return _among_flaky_runs(probes, end)
     try:
@@ -128,7 +129,7 @@ def _search(probes: ProbeCache, end: tuple[int, ...]) -> SearchAnswer:
 
 
 def _find_and_prove(probes: ProbeCache, judge: Judge, end: tuple[int, ...]) -> SearchAnswer:
-    """Find and prove the answer. Check that all items on and all items off still give the same results."""
+    """Find the items that make the program fail, prove it, and check that all items on and off end as before."""
     is_ordered = probes.question.kind is QuestionKind.ORDERED
     answer = _find_threshold(probes, judge, end) if is_ordered else _find_culprits(probes, judge)
     _recheck_ends(probes, judge, end)
@@ -142,7 +143,7 @@ def half_doubt_confidence(question: SearchQuestion) -> float:
 
 
 def _find_threshold(probes: ProbeCache, judge: Judge, end: tuple[int, ...]) -> SearchAnswer:
-    """Find and prove the first failing value."""
+    """Find the first value for which the program fails, prove it, and return it as the answer."""
     length = judge.first_failing_length(Chain(base=frozenset(), order=end), Purpose.RIGHT_EDGE)
     failing, passing = frozenset(end[:length]), frozenset(end[: length - 1])
     # The last passing value is run most: one pass by chance would move the answer.
@@ -214,7 +215,7 @@ def _find_ranges(probes: ProbeCache, judge: Judge) -> SearchAnswer:
 
 
 def _sets_without(probes: ProbeCache, culprits: Sequence[FailingSet]) -> tuple[Subset, ...]:
-    """Return the maximal sets that contain none of the culprits."""
+    """Return the maximal sets of items that contain none of the culprits."""
     member_sets = [culprit.members for culprit in culprits]
     if probes.question.kind is QuestionKind.RANGE:
         return ranges_without(len(probes.units), member_sets)
@@ -237,7 +238,7 @@ def _prove_count(probes: ProbeCache, judge: Judge, first: Subset, sample_confide
 
 
 def _prove_alone(probes: ProbeCache, judge: Judge, culprit: FailingSet) -> FailingSet:
-    """Run only the items of a culprit. Raise Inconclusive if they pass or if some members were not judged."""
+    """Run the program with only the items of `culprit`. Raise Inconclusive if it passes or a member was not judged."""
     _require_failure(probes, judge, culprit.members)
     if culprit.unjudged:
         raise Inconclusive(
@@ -279,7 +280,7 @@ def _recheck_ends(probes: ProbeCache, judge: SetJudge, end: tuple[int, ...]) -> 
 
 
 def _gallop(probes: ProbeCache) -> tuple[int, ...] | None:
-    """Switch on the first 1, 2, 4, ... units until the program fails. Return these units, or None if no set fails.
+    """Switch on the first 1, 2, 4, ... items until the program fails. Return these items, or None if no set fails.
 
     Returns None if a failing value is known from the start, or if no set fails. A failure in another way also ends
     this.
@@ -315,7 +316,7 @@ def _is_flaky(probes: ProbeCache, contradiction: Contradiction) -> bool:
 
 
 def _among_flaky_runs(probes: ProbeCache, end: tuple[int, ...]) -> SearchAnswer:
-    """Search for the answer in a program that fails in only some runs."""
+    """Search for the items that make the program fail, if it fails in only some runs."""
     failing = frozenset(end)
     if (same_rate_answer := _compare_ends(probes, failing)) is not None:
         return same_rate_answer
@@ -337,7 +338,8 @@ def _find_and_prove_if_judged(probes: ProbeCache, judge: Judge, end: tuple[int, 
 
 
 def _compare_ends(probes: ProbeCache, end: Subset) -> SearchAnswer | None:
-    """Run the program with all items off and on alternately until it is clear whether the failure rates differ.
+    """Run the program alternately with all items off and all items on, until it is clear whether the failure rates
+    differ.
 
     Returns None if they differ. If they differ by less than _SMALLEST_DIFFERENCE, returns the answer INDEPENDENT: the
     failure does not depend on what was varied. Raises Inconclusive if the runs show neither.
@@ -387,14 +389,14 @@ def _counts_text(separation: RateDifferenceTest) -> str:
 
 
 def _how_often(probes: ProbeCache, end: Subset, counts_as: ProbeResult) -> str:
-    """Return the result of a configuration as text, such as "2 of 3 times it fails in another way"."""
+    """Say how often the configuration `end` had this result, such as "2 of 3 times it fails in another way"."""
     answers = probes.answers(end)
     often = "" if len(answers) == 1 else f"{answers.count(counts_as)} of {len(answers)} times "
     return f"{often}it {_result_text(counts_as)}"
 
 
 def _search_without_order(probes: ProbeCache, end: tuple[int, ...]) -> SearchAnswer:
-    """Search in a program in which switching on more items can turn a failure into a pass."""
+    """Search for the items that make the program fail, if switching on more items can turn a failure into a pass."""
     if probes.question.kind is QuestionKind.ORDERED:
         raise Inconclusive("it fails at a smaller value and passes at a larger one: there is no threshold")
     failing = min((observation.subset for observation in probes.observations if observation.counts_as is BAD), key=len)

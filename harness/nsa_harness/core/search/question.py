@@ -108,7 +108,7 @@ class OutOfBudget(Exception):
 
 
 class QuestionKind(StrEnum):
-    """The combinations of items that a bisection can switch on.
+    """The kind of question that a bisection answers, which determines the sets of items that it can switch on.
 
     `SET`: any combination, for instance of layers, variables or changed keys. `ORDERED`: only the first k items,
     because a value includes all smaller values. `RANGE`: only consecutive items or none, because the program takes a
@@ -125,9 +125,9 @@ class QuestionKind(StrEnum):
 class SearchQuestion:
     """The question of which items make a program fail.
 
-    The items are numbered from 0. The good end (all items off) is expected to pass, and the bad end (all items on) to
-    fail. In an ORDERED question, the first k items stand for the k-th value above the good value. The items of each
-    group in `together` are only switched on and off together.
+    The items are numbered from 0. The known-good configuration (all items off) is expected to pass, and the known-bad
+    one (all items on) to fail. In an ORDERED question, the first k items stand for the k-th value above the known-good
+    value. The items of each group in `together` are only switched on and off together.
     """
 
     kind: QuestionKind
@@ -171,7 +171,7 @@ class AnswerKind(StrEnum):
 class Zone:
     """A range of consecutive values of a setting for which the program ends in the same way.
 
-    The values are numbered from `start` up to, but not including, `stop`. 0 is the value of the good end.
+    The values are numbered from `start` up to, but not including, `stop`. 0 is the known-good value.
     """
 
     start: int

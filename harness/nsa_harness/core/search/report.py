@@ -57,7 +57,7 @@ class ProbeReport:
 
 @dataclass(frozen=True, kw_only=True)
 class Commands:
-    """Shell commands that reproduce the answer of a bisection. A command is None if no such configuration is known."""
+    """Shell commands that reproduce the answer of a bisection. Each is None if its configuration is not known."""
 
     bad: str | None  # runs the failing configuration
     good: str | None  # runs the passing configuration
@@ -85,7 +85,7 @@ class SearchDetail:
 
 @dataclass(frozen=True, kw_only=True)
 class BisectReport(SearchDetail):
-    """The report of a bisection, which is still running or has ended."""
+    """The report of a bisection, whether running or finished."""
 
     signature: Signature | None  # the failure that counts as bad; None until the first failure
     probes: tuple[ProbeReport, ...]
@@ -105,7 +105,7 @@ def ended_s(probes: Iterable[ProbeReport]) -> float:
 
 
 def with_outcome(probe: ProbeReport, outcome: Outcome) -> ProbeReport:
-    """Return a copy of the test run, completed with the verdict and other results in `outcome`."""
+    """Return a copy of the test run `probe`, completed with the verdict and other results in `outcome`."""
     culprit, verdict = outcome.culprit, outcome.verdict
     gaps_s = [vital.longest_gap_s for vital in outcome.rank_summaries if vital.longest_gap_s is not None]
     return replace(
@@ -125,7 +125,7 @@ def with_outcome(probe: ProbeReport, outcome: Outcome) -> ProbeReport:
 
 
 def floor_probes(answer: SearchAnswer, items: int) -> int:
-    """Return the minimum number of test runs in which any search can find such an answer.
+    """Return the minimum number of test runs in which any search can find an answer of this kind.
 
     It is the base-2 logarithm of the number of possible answers of this kind.
     """
@@ -144,8 +144,9 @@ def floor_probes(answer: SearchAnswer, items: int) -> int:
 def contradicted_fork(new: ProbeReport, before: Sequence[ProbeReport]) -> ProbeReport | None:
     """Return the forked test run that `new` contradicts and that must be repeated, or None if there is none.
 
-    This is either a forked run of the good or bad end with an unexpected result, or the forked one of two contradictory
-    runs. If one launcher gave different results for one configuration, the program is flaky, and None is returned.
+    This is either a forked run of the known-good or known-bad configuration with an unexpected result, or the forked
+    one of two contradictory runs. If one launcher gave different results for one configuration, the program is flaky,
+    and None is returned.
     """
     repeats = [probe for probe in before if (probe.subset, probe.launcher) == (new.subset, new.launcher)]
     if any(probe.counts_as is not new.counts_as for probe in repeats):

@@ -65,7 +65,7 @@ class Subject:
 
     @property
     def has_keys(self) -> bool:
-        """Whether each item is a key with a good and a bad value."""
+        """Whether each item is a key that changes from a known-good to a known-bad value."""
         return self.form in (SubjectForm.KEYS, SubjectForm.FILE)
 
     @property
@@ -114,7 +114,7 @@ class Subject:
         return frozenset(key.removeprefix(ENV) for key in unset)
 
     def packages(self, subset: Collection[int]) -> Config:
-        """Return the required version of each package. None means that the package must not be installed."""
+        """Return the required version of each package, or None for a package that must not be installed."""
         config = self.config(subset).items()
         return {key.removeprefix(PACKAGE): value for key, value in config if key.startswith(PACKAGE)}
 

@@ -65,7 +65,7 @@ WaitSignature = tuple[RankWait, ...]  # one wait per rank, in order
 
 @dataclass(frozen=True, kw_only=True)
 class OpenWait:
-    """A wait of all ranks in a test run that is not yet proven to be a hang."""
+    """A state in which the ranks of a test run wait, but which is not yet proven to be a hang."""
 
     signature: WaitSignature | None  # None: not every rank is known to wait
     no_progress_s: float  # time without progress so far
@@ -149,7 +149,7 @@ def _is_the_programs(frame: Frame) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Waiting:
-    """A wait of a bisection for a test run without progress, with its reason and duration."""
+    """The wait of a bisection for a test run that makes no progress, with its reason and its remaining time."""
 
     no_progress_s: float  # time without progress so far
     until_s: float | None  # the probe ends after this time without progress; None: only when it makes progress again

@@ -149,7 +149,7 @@ class Excerpt(Source):
         return (*tests, *handlers, *(self._jumps(block, line - self.first) if block is not None else ()))
 
     def are_alternatives(self, line: int, other: int) -> bool:
-        """Whether a rank may execute only one of two lines, because of the conditions around them.
+        """Whether a rank might execute only one of two lines, because of the conditions around them.
 
         That is the case in different branches of one `if`, `try` or `match`; if one line is in a branch that ends with
         a jump, and the other comes after it; and possibly if each line has a condition of its own.
@@ -179,7 +179,7 @@ class Excerpt(Source):
                 yield node
 
     def handlers(self, line: int) -> tuple[Branch, ...]:
-        """Return the exception handlers in the innermost loop around the line, or else in its function.
+        """Return the exception handlers in the innermost loop around the line, or else in the line's function.
 
         A handler that contains a jump, such as `break` or `return`, has the line of this jump.
         """
@@ -398,7 +398,7 @@ def _raises_error(jump: ast.stmt) -> bool:
 
 
 def _guards(block: ast.AST, *, nested: bool) -> Iterator[tuple[ast.If | ast.ExceptHandler, bool]]:
-    """Yield each condition or handler in source order, and whether it is inside an inner loop."""
+    """Yield each `if` and exception handler in `block`, in source order, with whether it is inside a nested loop."""
     for node in ast.iter_child_nodes(block):
         if isinstance(node, ast.If | ast.ExceptHandler):
             yield node, nested

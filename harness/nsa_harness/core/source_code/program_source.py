@@ -93,7 +93,7 @@ class ProgramSource:
         return self._around(place).branches(place.line or 0)
 
     def handlers(self, place: Line) -> tuple[Branch, ...]:
-        """Return the exception handlers in the innermost loop around the line, or else in its function."""
+        """Return the exception handlers in the innermost loop around the line, or else in the line's function."""
         return self._around(place).handlers(place.line or 0)
 
     def handler_that_continues(self, place: Line) -> Branch | None:
@@ -128,7 +128,7 @@ class ProgramSource:
         return any(block.lineno == begins < inside <= (block.end_lineno or 0) for block in blocks)
 
     def is_later_statement(self, branch: Branch, line: Line) -> bool:
-        """Whether the line is in the body of the `if`, but after its first statement."""
+        """Whether the line is in the body of the `if` in `branch`, but after the first statement of this body."""
         excerpt = self.excerpt(line)
         if excerpt is None or excerpt is not self.excerpt_at(branch.file, branch.line):
             return False
@@ -161,10 +161,10 @@ class ProgramSource:
         return next(iter([*inside, *around, *reversed(own)]), None)
 
     def are_alternatives(self, path: Sequence[Line | None], other: Sequence[Line | None]) -> bool:
-        """Whether a rank may take only one of two call paths, outermost line first, because of a condition.
+        """Whether a rank might take only one of two call paths, because of a condition.
 
-        Also True if the stored source does not show how the two paths are related, and if both end at the same line,
-        which callers may reach in several ways.
+        Each path starts with its outermost line. The result is also True if the stored source does not show how the two
+        paths are related, and if both end at the same line, which callers may reach in several ways.
         """
         ends = [(path[-1].file, path[-1].line) for path in (path, other) if path and path[-1] is not None]
         if len(ends) < 2 or ends[0] == ends[1]:
@@ -275,7 +275,7 @@ class ProgramSource:
         return calls[0] if len(calls) == 1 else None
 
     def key_setters(self, key: str) -> Iterator[tuple[Place, re.Match[str]]]:
-        """Yield the location and the regex match for each line that could set the store key."""
+        """Yield the location and the regex match of each line that could set `key` in the distributed store."""
         for excerpt in self.excerpts:
             for call in (node for node in excerpt.nodes if isinstance(node, ast.Call) and node.args):
                 sets_key = isinstance(call.func, ast.Attribute) and call.func.attr in STORE_SETTERS
@@ -308,7 +308,9 @@ class ProgramSource:
         return lock_places[0] if len({lock_place.function for lock_place in lock_places}) == 1 else None
 
     def exit_with_lock(self, waiting: Line) -> Place | None:
-        """Return the first line that exits its function while holding a lock acquired at `waiting`, or None."""
+        """Return the first line that leaves its function while a lock acquired at `waiting` is held, or None if none
+        does.
+        """
         locks = self.locks_taken_at(waiting)
         exits = (
             Place(file=excerpt.file, line=line + excerpt.first - 1, function=excerpt.name)

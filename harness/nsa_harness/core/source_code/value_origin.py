@@ -97,7 +97,7 @@ class _Search:
     rank_passed_to: dict[Place, frozenset[tuple[str, str]]] = field(default_factory=dict)
 
     def origin(self, use: _Use) -> ValueOrigin | None:
-        """Return the line that produced the value, or None if it is unknown."""
+        """Return the source line that produced the value of the expression `use`, or None if it is unknown."""
         outer = tuple(frame for frame in use.outer if frame.function not in _WITHIN)
         self.uses.append((0, replace(use, outer=outer)))
         while self.uses and len(self.seen) < _MAX_USES:
@@ -204,7 +204,7 @@ class _Search:
         ]
 
     def _function_called(self, call: ast.Call) -> Excerpt | None:
-        """Return the function that is called, or None unless exactly one stored function has its name."""
+        """Return the stored function that `call` calls, or None unless exactly one stored function has this name."""
         name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", None)
         return self.program.only_function(name)
 
@@ -258,7 +258,7 @@ class _Search:
         yield from callers if len(callers) == 1 else ()
 
     def _depends_on_rank(self, use: _Use) -> bool:
-        """Whether the value depends on the rank or on randomness."""
+        """Whether the value of an expression depends on the rank or on randomness."""
         text = ast.unparse(use.value)
         by_text = _CHANCE.search(text) is not None or (self.own_rank and names_rank(text))
         return by_text or (not use.is_argument and _is_conditional(use))

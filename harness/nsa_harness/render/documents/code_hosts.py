@@ -181,7 +181,7 @@ def _message(outcome: Outcome, finding: Finding, *, is_cause: bool) -> str:
 
 
 def _innermost(stacks: Sequence[CallStack], checkout: str) -> list[_Json]:
-    """Return, for each stack, the place and the SARIF location of its innermost frame."""
+    """Return the innermost frame of each stack, together with its SARIF location."""
     return [
         {"place": stack.frames[0], "location": _location(stack.frames[0], checkout, answer.stack_owner(stack))}
         for stack in stacks

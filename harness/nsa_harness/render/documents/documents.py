@@ -88,7 +88,7 @@ def log_fault(run: RunDir, text: str) -> None:
 
 
 def _stacks(run: RunDir, search: BisectReport) -> dict[str, str]:
-    """Return the path and text of each stack file from the last failing and the last passing test run."""
+    """Map the path of each stack file to its text, for the last failing and the last passing test run."""
     # A stored bisection may come from somebody else, so only names of the run's own attempts are followed.
     attempts = {attempt.path.name: attempt for attempt in run.attempts()}
     stacks: dict[str, str] = {}

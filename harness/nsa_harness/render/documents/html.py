@@ -84,7 +84,7 @@ def _all_culprits(ranks: Collection[int], culprits: Collection[int]) -> bool:
 
 
 class _Differences(NamedTuple):
-    """The details to show for the calls in one row of a table of collectives."""
+    """Flags that say which details to show for the calls in one row of a table of collectives."""
 
     place: bool
     size: bool
@@ -92,7 +92,7 @@ class _Differences(NamedTuple):
 
 
 def _differences(row: Sequence[EnteredCall | None]) -> _Differences:
-    """Return the decision on which details to show for the calls in `row`."""
+    """Return flags that say which details to show for the calls in `row`, such as those that differ between ranks."""
     calls = [call for call in row if call]
     return _Differences(
         place=any(call.place for call in calls),
@@ -107,7 +107,7 @@ def _call_names(divergence: Divergence) -> object:
 
 @dataclass(frozen=True, kw_only=True)
 class Stretch:
-    """A section of a horizontal bar."""
+    """A section of the horizontal bar that shows how far a rank got."""
 
     percent: float
     kind: str  # CSS class: "launch", "moving", "still" or "steps"
@@ -125,7 +125,7 @@ class Lane:
 
 @dataclass(frozen=True, kw_only=True)
 class Lanes:
-    """A bar chart of the ranks. It shows time for a HANG, and finished steps otherwise."""
+    """A bar chart that shows how far each rank got, in time for a HANG and in finished steps otherwise."""
 
     title: str
     lanes: tuple[Lane, ...]
@@ -134,7 +134,7 @@ class Lanes:
 
 
 def lanes(outcome: Outcome) -> Lanes | None:
-    """Return a bar chart of the ranks in a run, or None if there is nothing to show."""
+    """Return a bar chart that shows how far each rank of a run got, or None if there is nothing to show."""
     still_s = {row.rank: row.no_progress_s for row in outcome.rank_statuses if row.no_progress_s is not None}
     shows_time = outcome.verdict.status is Status.HANG and bool(still_s)
     if not shows_time and not any(outcome.last_step.values()):

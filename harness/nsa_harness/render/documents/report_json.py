@@ -61,7 +61,7 @@ Phase = Annotated[str, WithJsonSchema({"type": "string", "enum": list(protocol.K
 
 
 class PlaceText(TypedDict):
-    """The source lines at the locations of the culprit and of the findings.
+    """The text of the source lines at the locations of an outcome's culprit and findings.
 
     They are stored apart from the places, because programs should not rely on them.
     """

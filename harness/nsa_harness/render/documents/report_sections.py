@@ -96,7 +96,7 @@ def _files_over_all_attempts(report: Report) -> Iterator[Section]:
 
 
 def _origin(report: Report) -> Iterator[Section]:
-    """Yield a remark that says where the report comes from."""
+    """Yield a remark that names the run and the machine of the report, and the command that was run."""
     machine = f"on {report.machine.host} · {words.machine_line(report.machine)} · nsa-harness {report.harness}"
     yield Sentence(line=(Span("Run"), Span(report.run_id, code=True), Span(machine)), quiet=True)
     yield Command(text=report.command)
@@ -125,7 +125,7 @@ def _chapter(
 
 
 def _hypotheses(report: Report, playbook: Playbook) -> Iterator[Part]:
-    """Yield a table that shows which hypotheses about the failures the report's runs support or refute."""
+    """Yield a table of the hypotheses about the failures, and whether the runs support or refute each of them."""
     rows = hypothesis_rows(report.outcomes, playbook_for(playbook, report.outcomes).hypotheses)
     visible, numbers = [row for row in rows if is_row_shown(row)], _numbers(report)
     any_failed = any(map(has_failed, report.outcomes))
@@ -236,7 +236,7 @@ def _decision_row(gate: RuleAnswer) -> tuple[Line, ...]:
 
 
 def _tree(report: Report) -> Iterator[Part]:
-    """Yield the answered questions of the decision tree, and the command that answers the next one."""
+    """Yield the answered questions of the decision tree, and the command that answers the next question."""
     path = report.tree
     if path is None:
         return
@@ -377,7 +377,7 @@ def _files(report: Report) -> Iterator[Part]:
 
 
 def file_rows(outcomes: Sequence[Outcome]) -> Iterator[tuple[str, str, str, str]]:
-    """Yield one table row for each file name.
+    """Yield the rows of a table of the attempts' output files, one row for each file name.
 
     Its cells are the name, how many attempts have this file, the number of entries, and why other attempts lack it.
     """

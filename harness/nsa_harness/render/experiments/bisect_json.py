@@ -39,7 +39,7 @@ T = TypeVar("T")
 
 
 def _check_spans(value: Spans, info: ValidationInfo) -> Spans:
-    """Return `value`, or raise PydanticCustomError if an index in it is out of range.
+    """Return `value`, or raise PydanticCustomError if one of its spans contains an index that is out of range.
 
     Without this check, one large number in the file could make the reader use up the memory.
     """
@@ -76,7 +76,7 @@ Share = Annotated[float, Field(ge=0, le=1)]
 
 @dataclass(frozen=True, kw_only=True)
 class ProbeEvent:
-    """The values of a test run that programs can rely on."""
+    """The part of the record of a test run that programs can rely on."""
 
     n: int
     config: dict[str, Any]
@@ -95,7 +95,7 @@ class StoredProbe(ProbeReport, ProbeEvent):
 
 @dataclass(frozen=True, kw_only=True)
 class Bounds:
-    """The limits that are known for an undecided answer.
+    """What is known about an undecided answer: the items that pass, that fail and that are still open.
 
     Each field lists items in the same format as `items` of the answer.
     """
@@ -119,7 +119,7 @@ class AnswerEntry:
 
 @dataclass(frozen=True, kw_only=True)
 class ControlDirectories:
-    """The directories of the runs that confirmed the good and the bad configuration."""
+    """The directories of the runs that confirmed the known-good and the known-bad configuration."""
 
     good: str | None
     bad: str | None
@@ -127,7 +127,7 @@ class ControlDirectories:
 
 @dataclass(frozen=True, kw_only=True)
 class StoredSubject(Subject):
-    """The subject of a bisection, that is, what it varies, as stored in bisect.json.
+    """The items that a bisection varies, as stored in bisect.json.
 
     Its values have the type Any because they may be any JSON value, and pydantic has no strict type for that.
     """
@@ -225,7 +225,7 @@ def answer_event(report: BisectReport, run_dir: str) -> dict[str, object]:
 
 
 def answer_items(subject: Subject, answer: SearchAnswer) -> list[Any]:
-    """Return the items named by an answer as JSON values.
+    """Return, as JSON values, the items that an answer names.
 
     They are the items themselves (layer numbers, values or names), start and stop for a range of layers, and a single
     number for an answer of the kind COUNT.
@@ -295,7 +295,7 @@ def _answer(report: BisectReport) -> AnswerEntry:
 
 
 def _bounds(report: BisectReport) -> Bounds:
-    """Return the limits that are known for an undecided answer."""
+    """Return what is known about an undecided answer: the items that pass, that fail and that are still open."""
     answer, subject, open_ = report.answer, report.subject, sorted(open_indices(report))
     good = [probe.indices for probe in report.probes if probe.counts_as is ProbeResult.GOOD]
     bad = [probe.indices for probe in report.probes if probe.counts_as is ProbeResult.BAD]
@@ -312,7 +312,7 @@ def _bounds(report: BisectReport) -> Bounds:
 def _items_of(subject: Subject, places: Subset) -> tuple[Any, ...]:
     """Return the items whose indices are in `places`.
 
-    For an ordered subject, return only the largest one, or the good value if there are no indices.
+    For an ordered subject, return only the largest one, or the known-good value if there are no indices.
     """
     if subject.ordered:
         return (subject.items[max(places)] if places else subject.good,)
@@ -328,7 +328,7 @@ def _stored_probe(subject: Subject, probe: ProbeReport) -> StoredProbe:
 
 
 def _control(report: BisectReport, purpose: Purpose) -> str | None:
-    """Return the directory of the last control run that ended as expected, or None if there is none."""
+    """Return the directory of the last control run for `purpose` that ended as expected, or None if there is none."""
     expected_result = ProbeResult.GOOD if purpose is Purpose.CONTROL_GOOD else ProbeResult.BAD
     # If no failing value was known, the first failing probe is one with the purpose GALLOP.
     purposes = (purpose, Purpose.GALLOP) if expected_result is ProbeResult.BAD else (purpose,)

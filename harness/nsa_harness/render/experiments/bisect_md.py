@@ -72,7 +72,7 @@ def _facts_section(report: BisectReport, facts: Sequence[bisect_words.Fact]) -> 
 
 
 def _proof_section(report: BisectReport, probe_rows: Sequence[ProbeText]) -> list[str]:
-    """Return the lines of the section "Proof", or [] if there is nothing to show."""
+    """Return the lines of the section "Proof" in BISECT.md, or [] if there is nothing to show."""
     proof_rows = [
         row for row, probe in zip(probe_rows, report.probes, strict=True) if probe.purpose in (*PROOFS, *CONTROLS)
     ]
@@ -155,7 +155,7 @@ def _cells(row: ProbeText) -> tuple[str, ...]:
 
 
 def _clean(text: str) -> str:
-    """Escape the text of a stack file."""
+    """Escape the text of a stack file, so that it is safe in BISECT.md."""
     lines = text.splitlines()  # escaped one by one, because `escape_block` keeps only the last lines of a long text
     return "\n".join(escape_block(line) if line.strip() else "" for line in lines).strip("\n")
 

@@ -36,7 +36,7 @@ _ROW = 11  # width of the name of a side
 
 
 def header_lines(report: ClaimReport, width: int) -> Iterator[str]:
-    """Yield the header for a claim, which says what is compared and how the claim is decided."""
+    """Yield the lines of the header, which say what is compared and how the claim is decided."""
     report, terms = escaped(report), report.terms
     yield from paragraph(f"CLAIM  {report.scenario}   {report.text}", width, "", "       ")
     for name, label in zip(SIDES, report.labels, strict=True):
@@ -88,7 +88,7 @@ def progress_text(report: ClaimReport, side: int) -> str:
 
 
 def answer_lines(report: ClaimReport, run_dir: Path, ledger: Path | None, width: int) -> Iterator[str]:
-    """Yield the answer to a claim.
+    """Yield the lines that report the result of a claim test.
 
     `ledger`: the file to which the result was added, or None.
     """
@@ -225,7 +225,7 @@ _LONGEST_PLAN = 10**6
 
 
 def verify_header(report: VerifyReport, width: int) -> Iterator[str]:
-    """Yield the header for a verification, which shows the failure and the number of passes needed."""
+    """Yield the lines of the header of a verification, with the failure and the number of passes needed."""
     report = escaped(report)
     yield from paragraph(f"VERIFY  {report.scenario} of {report.run_id}   {report.end}", width, "", "        ")
     (bad, of), (more_bad, more) = report.count_in_run, report.count_in_all_runs
@@ -236,7 +236,7 @@ def verify_header(report: VerifyReport, width: int) -> Iterator[str]:
 
 
 def needs_text(report: VerifyReport) -> str:
-    """Return the number of passes needed until the failure counts as fixed, and the reason for it."""
+    """Return the number of passes needed to show that the failure is fixed, and the reason for this number."""
     bad, of = report.lowest_count
     passes = _passes(report.passes_needed)
     if bad == of:

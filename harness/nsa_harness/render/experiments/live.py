@@ -67,7 +67,7 @@ class ExperimentScreen(Listener):
             self._print(lines(self._width))
 
     def running(self, text: str | None) -> None:
-        """Show `text` and the elapsed time in the status line, or remove it if `text` is None."""
+        """Show `text` and the elapsed time in the status line, or clear the line if `text` is None."""
         with self._harmless():
             with self._lock:
                 self._running = None if text is None else (escape(text), self._clock_s())

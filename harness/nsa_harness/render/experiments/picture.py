@@ -1,4 +1,4 @@
-"""The picture of a bisection, as lines of text and as shapes for HTML."""
+"""The chart of a bisection, with one row for each test run, as lines of text and as shapes for HTML."""
 
 from __future__ import annotations
 
@@ -204,7 +204,7 @@ class Grid:
     width: int
 
     def head(self) -> Iterator[str]:
-        """Yield the lines above the rows, which show the items that the bisection varies."""
+        """Yield the header lines of the table, which show the items that the bisection varies."""
         if self.subject.ordered:
             return
         noun = escape(self.subject.noun)
@@ -216,7 +216,7 @@ class Grid:
         yield from self._legend()
 
     def row(self, row: ProbeText) -> Iterator[str]:
-        """Yield the lines for one row."""
+        """Yield the lines of the table that show one test run."""
         step, remark, number = escape(row.step), escape(row.remark), f"{row.n:>{_NUMBER}}  "
         cells, verdict = self._cells(row), cropped(escape(row.verdict), _VERDICT)
         if self._narrow:
@@ -271,7 +271,7 @@ class Grid:
 
     @property
     def _room(self) -> int:
-        """The width, in terminal columns, that is left for the items."""
+        """The width, in terminal columns, that is left for the columns of the items."""
         beside = 0 if self._narrow else self._step + 2
         return max(self.width - len(_INDENT) - beside - 3 - _VERDICT - 1 - _TIME, 8)
 
@@ -347,7 +347,7 @@ _ROLES = {ON: "on", PARTLY: "partly", OFF: "off"}
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """A rectangle in one row of the picture."""
+    """A rectangle in one row of the chart, which stands for a group of items or a range of values."""
 
     x: float
     width: float
@@ -370,7 +370,7 @@ class ProbeRow:
 
 @dataclass(frozen=True, kw_only=True)
 class Picture:
-    """The picture of a bisection for the HTML page."""
+    """The chart of a bisection on the HTML page, with one row for each test run."""
 
     title: str
     noun: str  # the word for what the columns show
@@ -381,7 +381,7 @@ class Picture:
 
 
 def picture(report: BisectReport) -> Picture | None:
-    """Return a picture of a bisection, or None if nothing was launched."""
+    """Return a chart of the test runs of a bisection, or None if nothing was launched."""
     if not report.probes:
         return None
     subject, answer = report.subject, _answer(report)
@@ -457,13 +457,13 @@ def _labels(subject: Subject) -> tuple[tuple[float, str], ...]:
 
 
 def legend(report: BisectReport) -> tuple[str, ...]:
-    """Return the names of the items if the picture shows only their numbers, or else ()."""
+    """Return the names of the items if the chart shows only their numbers, or else ()."""
     subject = report.subject
     items = tuple(bisect_words.item_text(subject, index) for index in range(len(subject.items)))
     return () if subject.ordered or all(label in items for _, label in _labels(subject)) else items
 
 
 def _answer(report: BisectReport) -> frozenset[int]:
-    """Return the indices of the items that the answer names."""
+    """Return the indices of the items that the bisection's answer names."""
     groups = report.answer.groups or (report.answer.failing or (),)
     return frozenset().union(*groups) if report.answer.items else frozenset()

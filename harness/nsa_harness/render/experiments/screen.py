@@ -24,7 +24,7 @@ _LABEL = 11
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedControl:
-    """A run with the good or the bad configuration, in the form that `bisect --dry-run` shows."""
+    """A run with the known-good or known-bad configuration, in the form that `bisect --dry-run` shows."""
 
     name: str  # "good" or "bad"; "up to" for an end that is not known to fail
     config: str  # the configuration as text: "no layer"
@@ -243,7 +243,7 @@ class BisectScreen(ExperimentScreen):
                         self._round = None
 
     def show_answer(self, report: BisectReport, run_dir: Path) -> None:
-        """Print the answer, and return as soon as it has been written to the stream."""
+        """Print the answer of the bisection, and return as soon as it has been written to the stream."""
         with self._harmless():
             self._stop()
             self._print(["", *answer_lines(report, run_dir, self._width)])
@@ -297,7 +297,7 @@ class BisectScreen(ExperimentScreen):
 
 @dataclass(kw_only=True)
 class _Running:
-    """The test runs that are in progress."""
+    """The round of test runs that is in progress, with the details that the status line shows."""
 
     round: Round
     report: BisectReport

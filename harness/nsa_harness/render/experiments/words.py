@@ -89,7 +89,7 @@ def range_text(subject: Subject, open_: tuple[int, int]) -> str:
 def value_below(subject: Subject, index: int) -> str:
     """Return the value that precedes the item at `index`.
 
-    Before the first item, this is the good value, with which the program is expected to pass.
+    Before the first item, this is the known-good value, with which the program is expected to pass.
     """
     if index > 0:
         return subject.label(index - 1)
@@ -103,7 +103,7 @@ def last_value(subject: Subject, probe: ProbeReport) -> str:
 
 
 def headline(report: BisectReport) -> str:
-    """Return the answer as a short phrase, such as "layer 7 alone"."""
+    """Return the answer of a bisection as a short phrase, such as "layer 7 alone"."""
     subject, answer = report.subject, report.answer
     match answer.kind:
         case AnswerKind.SINGLE:
@@ -137,7 +137,7 @@ def headline(report: BisectReport) -> str:
 
 
 def sentence(report: BisectReport) -> str:
-    """Return the answer as a full sentence."""
+    """Return the answer of a bisection as a full sentence."""
     verb, answer = failure_verb(report.signature), report.answer
     match answer.kind:
         case AnswerKind.NONE:
@@ -154,7 +154,7 @@ def sentence(report: BisectReport) -> str:
 
 
 def certainty_text(answer: SearchAnswer) -> str:
-    """Return the answer's confidence as text, such as "certain" or "97 % sure"."""
+    """Return the confidence of an answer as text, such as "certain" or "97 % sure"."""
     if answer.kind is AnswerKind.UNDECIDED:
         return ""
     if answer.confidence >= 1:
@@ -220,7 +220,7 @@ def setting_text(report: BisectReport) -> str:
 
 
 def open_indices(report: BisectReport) -> Collection[int]:
-    """Return the indices of the items that can still belong to the answer."""
+    """Return the indices of the items that can still belong to the answer of a bisection."""
     if report.answer.open or report.answer.known:
         return report.answer.open
     narrowed_ranges = [range(*range_left_open(probe, report)) for probe in report.probes if probe.purpose in SEARCHING]
@@ -267,7 +267,7 @@ def _possible_first(report: BisectReport, indices: Sequence[int]) -> str:
 
 
 def range_left_open(probe: ProbeReport, report: BisectReport) -> tuple[int, int]:
-    """Return the range of items that can still belong to the answer after this test run."""
+    """Return the range of items that can still belong to the bisection's answer after a test run."""
     good, bad = (
         {other.subset for other in report.probes if other.counts_as is counts_as}
         for counts_as in (ProbeResult.GOOD, ProbeResult.BAD)
@@ -315,7 +315,7 @@ def config_text(config: Config) -> str:
 
 
 def round_text(purpose: Purpose) -> str:
-    """Return a name for test runs that have this purpose, such as "controls first" or "proof"."""
+    """Return a name for the test runs that are made for `purpose`, such as "controls first" or "proof"."""
     if purpose in CONTROLS:
         return "controls first"
     return PURPOSES.get(purpose, "one item" if purpose is Purpose.ALONE else "proof").partition(":")[0]
@@ -408,7 +408,7 @@ class Fact:
 
 
 def facts(report: BisectReport) -> Iterator[Fact]:
-    """Yield the facts that all output files show below the answer, in reading order."""
+    """Yield the facts that all output files show below the answer of a bisection, in reading order."""
     answer, fails = report.answer, failure_verb(report.signature)
     open_ = answer.kind is AnswerKind.UNDECIDED
     commands = ((fails, report.commands.bad), ("passes", report.commands.good), ("alone", report.commands.alone))
@@ -446,7 +446,7 @@ def step_time_text(step_s: float) -> str:
 def slow_limit_text(slow_from_s: float, baseline_s: Sequence[float]) -> str:
     """Return a phrase that says which step times count as slow.
 
-    `baseline_s`: the step times of the runs in the good configuration.
+    `baseline_s`: the step times of the runs with the known-good configuration.
     """
     took = f"{step_time_text(min(baseline_s))} to {step_time_text(max(baseline_s))}"
     runs = words.plural(len(baseline_s), "run")
@@ -546,9 +546,10 @@ def advice(report: BisectReport) -> str:
 
 
 def _claim(report: BisectReport, subset: Collection[int], counts_as: ProbeResult, verb: str) -> str:
-    """Return the number of runs with the expected result, such as "with layer 7 it hangs: 3 of 3".
+    """Return a phrase that counts the runs of a configuration with the expected result.
 
-    `subset`: the indices of its items. `counts_as`: the expected result. `verb`: the expected result as a verb.
+    Example: "with layer 7 it hangs: 3 of 3". `subset`: the indices of the items that are switched on. `counts_as`: the
+    expected result. `verb`: the expected result as a verb.
     """
     spans = spans_of(subset)
     probes = [probe for probe in report.probes if probe.subset == spans]

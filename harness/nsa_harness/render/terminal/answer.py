@@ -102,7 +102,7 @@ def at_most(limit: int, lines: Iterable[str], width: int) -> Iterator[str]:
 
 
 def _look_at(outcome: Outcome, width: int) -> Iterator[str]:
-    """Yield a line that shows the source line to change, unless the first stack already shows it."""
+    """Yield a line that shows the source line to change, unless the first call stack already shows it."""
     place = outcome.culprit.place if outcome.culprit else None
     if place is None:
         return
@@ -172,7 +172,7 @@ def _with_shorter_cells(head: Sequence[str], rows: Sequence[Sequence[str]], widt
 
 
 def _what_to_do(outcome: Outcome, budget: _Budget, width: int) -> Iterator[str]:
-    """Yield the advice, the open questions and the cause."""
+    """Yield lines with advice for the user, the questions that are still open, and the cause of the failure."""
     cause = answer.cause_of(outcome)
     if outcome.verdict.status is Status.SKIP:
         return

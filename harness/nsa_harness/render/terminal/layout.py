@@ -50,7 +50,7 @@ def labelled(label: str, text: str, width: int, label_width: int = LABEL_WIDTH) 
 
 
 def command(label: str, text: str, width: int, label_width: int = LABEL_WIDTH) -> Iterator[str]:
-    """Yield a label and a command or path, which is never wrapped, so that it can be copied.
+    """Yield the lines of a labelled command or path, which is never wrapped so that it can be copied.
 
     Nothing is yielded if `text` is empty.
     """

@@ -184,7 +184,7 @@ def _finding(outcome: Outcome, finding: Finding, width: int) -> Iterator[str]:
 
 
 def _lists(outcome: Outcome, width: int) -> Iterator[str]:
-    """Yield lines about the causes ruled out, the checks passed, and what was not covered or captured."""
+    """Yield lines about the causes that a run rules out, the checks it passed, and what was not captured."""
     lists = (
         ("ruled out", outcome.ruled_out_causes),
         ("checked", outcome.passed_checks),

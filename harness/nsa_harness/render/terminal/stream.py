@@ -28,7 +28,7 @@ class Paint:
     """
 
     def __init__(self, stream: TextIO, environ: Mapping[str, str], styles: Styles, *, live: bool = True) -> None:
-        """Determine what the stream supports.
+        """Determine whether the stream supports colours and a live view.
 
         `styles`: regular expressions, and the colours of the text that they match. `live`: whether a live view may be
         drawn. It must be False if another process writes to the same terminal.
@@ -162,7 +162,7 @@ class Writer:
                 return
 
     def _next_items(self) -> list[str | Event | None]:
-        """Wait for queued items and return them, or [] if it is time to redraw the live view."""
+        """Wait for queued text or requests and return them, or [] if it is time to redraw the live view."""
         items: list[str | Event | None] = []
         try:
             items.append(self._queue.get(timeout=None if self._frame is None else REDRAW_S))
