@@ -79,7 +79,7 @@ class CompiledKernel:
 
     @property
     def loop(self) -> sass.Loop | None:
-        """The main loop, or None if the kernel has no loop."""
+        """Return the kernel's main loop, or None if the kernel has no loop."""
         return sass.main_loop(self.loops)
 
 
@@ -153,13 +153,13 @@ def without_kernels(
 
 
 def _part_of(name: str) -> str:
-    """Return the part of the operation to which a kernel belongs, such as "selected"."""
+    """Return the part of the attention operation to which a kernel belongs, such as "selected"."""
     first = name.split()[0].split("_")[0]
     return {"ranked": "importance"}.get(first, first)
 
 
 def _joint_operator(shape: Shape, dtype: torch.dtype) -> Iterator[Callable[[], None]]:
-    """Yield a function that runs the full operation as a single operator."""
+    """Yield a function that runs the whole attention operation as a single operator."""
     inputs = _Inputs.of(shape, dtype)
 
     def whole() -> None:
@@ -171,7 +171,7 @@ def _joint_operator(shape: Shape, dtype: torch.dtype) -> Iterator[Callable[[], N
 
 
 def _separate_operators(shape: Shape, dtype: torch.dtype) -> Iterator[Callable[[], None]]:
-    """Yield one function for each part of the operation, which runs its forward and backward pass."""
+    """Yield one function for each part of the attention operation. It runs the part's forward and backward pass."""
     inputs, backend = _Inputs.of(shape, dtype), FusedBackend()
     q, selection = inputs.q, inputs.selection
     compressed_pair, selected_pair, sliding_pair = inputs.pairs
@@ -207,7 +207,7 @@ def _separate_operators(shape: Shape, dtype: torch.dtype) -> Iterator[Callable[[
 
 @dataclass(frozen=True, kw_only=True)
 class _Inputs:
-    """The uninitialized input tensors, and the parameters for block selection."""
+    """Uninitialized input tensors for sparse attention, with the parameters of block selection."""
 
     q: Tensor
     pairs: tuple[tuple[Tensor, Tensor], ...]
@@ -306,7 +306,7 @@ def disassemble(cubin: bytes) -> str:
 
 
 def register_usage(cubin: bytes) -> tuple[int, int]:
-    """Return the numbers of registers and of stack bytes per thread."""
+    """Return the number of registers and the bytes of stack that a compiled kernel uses per thread."""
     text = _tool("cuobjdump", "-res-usage", cubin=cubin)
     keywords = dict(word.split(":", 1) for line in text.splitlines() if "REG:" in line for word in line.split())
     return int(keywords["REG"]), int(keywords["STACK"])

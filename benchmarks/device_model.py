@@ -104,7 +104,7 @@ class Prediction:
 
     @property
     def limit(self) -> str:
-        """The name of the hardware unit that limits the speed, or "latency"."""
+        """Return the name of the hardware unit that limits the kernel's speed, or "latency"."""
         busiest = max(STATIONS, key=lambda name: getattr(self, f"{name}_ms"))
         return "latency" if self.waiting_ms > getattr(self, f"{busiest}_ms") else busiest
 
@@ -183,7 +183,7 @@ def _step(kernel: Mapping[str, Any], work: Mapping[str, Any], constants: Constan
 
 
 def _counts_of_pass(kernel: Mapping[str, Any], work: Mapping[str, Any]) -> dict[str, float]:
-    """Return the average instruction counts for one pass through the main loop."""
+    """Return the average instruction counts for one pass through a kernel's main loop."""
     regions = [(kernel["loop"], kernel["conditional"])] * 2
     if kernel.get("edge_loop"):
         regions[1] = (kernel["edge_loop"], kernel["edge_conditional"])
@@ -222,7 +222,7 @@ def _missed_bytes(work: Mapping[str, Any], loaded_bytes: float, at_once: int, co
 
 
 def _product_cycles(mma: Mapping[str, int], warps: int, constants: Constants) -> float:
-    """Return the clock cycles needed for the matrix products."""
+    """Return the clock cycles that a multiprocessor needs for the matrix product instructions `mma`."""
     rate = constants.operations_per_s / constants.multiprocessors / constants.clock_hz
     total = 0.0
     for name, number in mma.items():
@@ -250,7 +250,7 @@ SORT_PASSES = 8  # passes of torch's radix sort over 64-bit keys, 8 bits each
 
 
 def torch_ms(operations: Mapping[str, Any], constants: Constants) -> float:
-    """Return the predicted device time, in milliseconds, of the torch operations outside the kernels.
+    """Return the predicted device time, in milliseconds, of the torch operations outside the Triton kernels.
 
     `operations` is a result of host_cost.host_cost for one direction.
     """
@@ -262,7 +262,7 @@ def torch_ms(operations: Mapping[str, Any], constants: Constants) -> float:
 
 
 def host_ms(operations: Mapping[str, Any], constants: Constants) -> float:
-    """Return the time, in milliseconds, that the host needs to launch all operations."""
+    """Return the time, in milliseconds, that the host needs to launch all operations of one pass."""
     launches = operations["launches"] * constants.kernel_launch_us
     around = operations["own_operators"] * constants.own_operator_us
     return 1e-3 * (launches + around + operations["operations"] * constants.torch_operation_us)

@@ -107,7 +107,7 @@ def run(keys: Sequence[str], tokens: int, steps: int) -> Outcome:
 
 
 def _outcome_from_cost(cell: Mapping[str, Any]) -> Outcome:
-    """Return an outcome that passed and has the recorded cost."""
+    """Return the outcome of a passed run with the recorded cost `cell`."""
     cost = StepCost(**{**cell, "implementations": tuple(cell["implementations"])})
     plain = skipped_outcome(Skip(scenario=f"sweep_seq_len@model.seq_len={cost.tokens}", about="", reason=""))
     return replace(
@@ -169,7 +169,7 @@ def _cell(cell: Outcome) -> dict[str, Any]:
 
 
 def table(result: Mapping[str, Any]) -> list[str]:
-    """Return the lines of a Markdown table with predictions and errors."""
+    """Return the lines of a Markdown table of the predicted costs and their errors."""
     lines = ["| | | from T | grows as | form | predicted (95 %) | measured | miss |", "| --- " * 8 + "|"]
     for name, side in result["sides"].items():
         for key, row in side["predicted"].items():

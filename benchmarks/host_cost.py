@@ -63,7 +63,7 @@ class OperationCounter(TorchDispatchMode):
 
 
 def host_cost(shape: Shape) -> dict[str, dict[str, Any]]:
-    """Return the number of operations and kernel launches in the forward and backward pass.
+    """Return the number of torch operations and kernel launches in the forward and in the backward pass.
 
     Torch operations are listed by name with their count and bytes. Views and allocations are counted separately.
     """

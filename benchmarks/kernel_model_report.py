@@ -39,7 +39,7 @@ def pass_of(kernel: str) -> str:
 
 
 def sums(state: Mapping[str, Any], scenario: Mapping[str, Any], constants: Constants) -> dict[str, dict[str, float]]:
-    """Return, for each pass, the predicted total time of each part in milliseconds."""
+    """Return, for each pass (forward or backward), the predicted time of each part of the operation in milliseconds."""
     result = {}
     for direction in PASSES:
         parts = dict.fromkeys(PARTS, 0.0)

@@ -241,7 +241,7 @@ _KERNELS: dict[str, Callable[[Launch, Shape, Tensor], Work]] = {
 
 
 def spans_walked(first: Tensor, stop: Tensor, width: int, step: int, parts: int = 1) -> tuple[Tensor, Tensor]:
-    """Return the number of loop passes in each program: first all passes, then only those with masks.
+    """Return two counts for each program: its loop passes, and those of them that need masks.
 
     This repeats the plan of spanned_kernels.plan_walk. `first` and `stop` bound the span of each query or key. Passes
     with and without masks are each split over `parts` programs.
@@ -306,7 +306,7 @@ def _distinct_selections(indices: Tensor, select_len: int) -> Tensor:
 
 
 def lists_length(shape: Shape) -> int:
-    """Return the maximum number of queries in a segment."""
+    """Return the maximum number of queries in a segment of a block's queries."""
     return FAIR_SHARE * shape.select_len * max(1, shape.select_count)
 
 

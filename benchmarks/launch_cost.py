@@ -35,7 +35,7 @@ LIMITS = {"first_s": 1.0, "further_s": 0.5}
 
 
 def measure(rounds: int) -> dict[str, Any]:
-    """Return the wall times of all commands in seconds, with a summary."""
+    """Time each command `rounds` times, and return the wall times in seconds with a summary."""
     with tempfile.TemporaryDirectory() as directory:
         _seconds(HARNESS, directory)
         bare = ["sh", "-c", (Path(directory) / "reports" / "latest" / SCENARIO / "command.txt").read_text()]

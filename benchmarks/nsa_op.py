@@ -150,7 +150,7 @@ def with_named_selections(inputs: Inputs, selections: dict[str, Tensor]) -> Iter
 
 
 def _external_selected(inputs: Inputs, indices: Tensor) -> Forward | str:
-    """Return native-sparse-attention-triton's selected branch, or an error message if it is missing."""
+    """Return native-sparse-attention-triton's selected branch, or an error message if that package is missing."""
     try:
         function = importlib.import_module("native_sparse_attention.ops").topk_sparse_attention
     except (ImportError, OSError, RuntimeError, AttributeError) as error:
@@ -236,7 +236,7 @@ def _flash(module: str, inputs: Inputs) -> Forward | str:
 
 
 def _fla(inputs: Inputs) -> Forward | str:
-    """Return the NSA function from flash-linear-attention, or an error message if it is missing."""
+    """Return the NSA function from flash-linear-attention, or an error message if that package is missing."""
     try:
         function = importlib.import_module("fla.ops.nsa").parallel_nsa
     except (ImportError, OSError, RuntimeError, AttributeError) as error:

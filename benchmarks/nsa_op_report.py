@@ -46,7 +46,7 @@ def table(result: dict[str, Any]) -> str:
 
 
 def _part_rows(result: dict[str, Any]) -> Iterator[str]:
-    """Yield the lines of a Markdown table with the execution time of each part."""
+    """Yield the lines of a Markdown table with the execution time of each part of the NSA operation."""
     yield "| T | part | forward | share of floor | backward | share of floor |"
     yield "|---|---|---|---|---|---|"
     for length in result["lengths"]:
@@ -63,7 +63,7 @@ def _part_rows(result: dict[str, Any]) -> Iterator[str]:
 
 
 def _selection_rows(result: dict[str, Any]) -> Iterator[str]:
-    """Yield the lines of a Markdown table that compares block selections."""
+    """Yield the lines of a Markdown table that compares the execution times for different block selections."""
     head = ["T", "choices", "selected forward", "backward", "of random", "NSA forward", "backward"]
     head += ["best dense", "others' selected"]
     yield "| " + " | ".join(head) + " |"
@@ -120,7 +120,7 @@ def _best_dense(rows: dict[str, dict[str, Any]]) -> tuple[str, float, float] | N
 
 
 def _remarks(result: dict[str, Any]) -> Iterator[str]:
-    """Yield remarks on the results, for example on whether the goals were met."""
+    """Yield remarks on the results, for example on whether the performance goals were met."""
     even = break_even(result)
     yield "Break-even, forward and backward, against the best dense one: " + (
         "none" if even is None else f"{even:.0f} tokens"
@@ -146,7 +146,7 @@ def _remarks(result: dict[str, Any]) -> Iterator[str]:
 
 
 def break_even(result: dict[str, Any]) -> float | None:
-    """Return the sequence length above which NSA is faster than dense attention, or None if there is none.
+    """Return the sequence length above which NSA is faster than dense attention, or None if there is no such length.
 
     It is interpolated linearly between two measured lengths.
     """

@@ -41,7 +41,7 @@ SHARED = 0.95
 
 
 def parts(config: NSAConfig, repeats: int) -> dict[str, dict[str, dict[str, float]]]:
-    """Return the forward and backward times, in seconds, of each part of both layers."""
+    """Return the forward and backward times, in seconds, of each part of an NSA layer and of a vanilla layer."""
     nsa, vanilla = (
         Block(replace(config, attention=kind), Implementation.AUTO).attn for kind in (Attention.NSA, Attention.VANILLA)
     )

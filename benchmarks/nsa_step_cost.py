@@ -98,7 +98,7 @@ class TimedTraining:
         return {"wall_s": time.perf_counter() - wall, "cpu_s": time.process_time() - processor}
 
     def _gradient_of_loss(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return the gradient of the loss with respect to `hidden`, and update the gradients of the head."""
+        """Return the gradient of the loss with respect to `hidden`, and update the gradients of the output head."""
         leaf = hidden.requires_grad_()
         targets = self._tokens[:, 1:]
         for piece, target in zip(leaf.split(HEAD_TOKENS, 1), targets.split(HEAD_TOKENS, 1), strict=True):
@@ -110,7 +110,7 @@ class TimedTraining:
 
 
 def measure(length: Length) -> dict[str, Any]:
-    """Return all measurements for one sequence length, with a summary."""
+    """Measure training steps at one sequence length, and return all times with a summary."""
     shape = replace(PRODUCTION, layers=length.layers, seq_len=length.tokens)
     sides = {side: TimedTraining(replace(shape, attention=side)) for side in SIDES}
     samples = {}
@@ -167,7 +167,7 @@ def _of_steps(length: dict[str, Any]) -> list[str]:
 
 
 def table_md(result: dict[str, Any]) -> str:
-    """Return the results as Markdown tables."""
+    """Return the measured times of training steps as Markdown tables."""
     steps = [
         (length["tokens"], length["layers"], name, length["summary"], length["limit"], length["goal"])
         for length in result["lengths"]
@@ -216,7 +216,7 @@ def _both_ways(part: dict[str, float]) -> str:
 
 
 def measure_all(plan: tuple[Length, ...]) -> dict[str, Any]:
-    """Return the measurements for all sequence lengths, with a summary for the production length."""
+    """Measure training steps at each sequence length of `plan`, and return the times with a summary."""
     lengths = []
     for length in plan:
         repeats = 3 if length.tokens <= PRODUCTION.seq_len else 1

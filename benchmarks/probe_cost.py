@@ -81,7 +81,7 @@ class Training:
 
 
 def measure(*, pairs: int, steps: int, repeats: int) -> dict[str, Any]:
-    """Return all measurements, with a summary."""
+    """Measure the time and memory that the probe costs, and return all measurements with a summary."""
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as directory:
         board = StatusFileWriter(os.path.join(directory, "bench.board"), rank=0, world_size=1)

@@ -35,7 +35,7 @@ class Shape:
 
     @property
     def blocks(self) -> int:
-        """The number of complete compressed blocks."""
+        """Return the number of complete compressed blocks."""
         return max(0, (self.tokens - self.block_len) // self.block_stride + 1)
 
 

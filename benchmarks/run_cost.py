@@ -39,7 +39,7 @@ _SIDES = ("bare_s", "watched_s")  # per step: wall and CPU seconds
 
 
 def measure(pairs: int, repeats: int) -> dict[str, Any]:
-    """Return all measurements, with a summary."""
+    """Measure training with and without nsa-harness, and return all measurements with a summary."""
     with tempfile.TemporaryDirectory() as directory:
         runs = (("bare", _bare_command(max(RANKS))), ("watched", _watched_command(max(RANKS), 0)))
         paired_runs = [

@@ -35,7 +35,7 @@ class Instruction:
 
     @property
     def name(self) -> str:
-        """The opcode without modifiers."""
+        """Return the opcode without its modifiers."""
         return self.opcode.split(".", 1)[0]
 
 
@@ -73,7 +73,7 @@ class Loop:
 
     @property
     def instructions(self) -> int:
-        """The number of instructions, including conditional ones."""
+        """Return the number of instructions in the loop, including conditional ones."""
         return self.always.instructions + self.conditional.instructions
 
 

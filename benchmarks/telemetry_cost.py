@@ -99,7 +99,7 @@ def _typical(samples: list[float]) -> float:
 
 
 def interval(values: list[float]) -> tuple[float, float]:
-    """Return the confidence interval for the mean."""
+    """Return the confidence interval for the mean of `values`."""
     middle, spread = statistics.fmean(values), statistics.stdev(values) / sqrt(len(values))
     reach = student_quantile(CONFIDENCE, len(values) - 1) * spread
     return middle - reach, middle + reach

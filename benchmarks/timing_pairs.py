@@ -65,7 +65,7 @@ class HookTables:
         self.are_complete = all(self._entries)
 
     def turn(self, *, on: bool) -> None:
-        """Install or remove the hooks."""
+        """Install nsa-harness's hooks if `on` is true, and remove them otherwise."""
         for table, entries in zip(self._tables, self._entries, strict=True):
             table.clear()
             if on:
@@ -82,7 +82,7 @@ class TimedPair:
 
     @property
     def more_s(self) -> float:
-        """The additional time, in seconds, of the run with nsa-harness."""
+        """Return the additional time, in seconds, of the run with nsa-harness."""
         return self.harness_s - self.bare_s
 
 
@@ -99,12 +99,12 @@ class Overhead:
 
     @property
     def more_percent(self) -> float:
-        """The overhead of nsa-harness in percent."""
+        """Return the overhead of nsa-harness in percent."""
         return 100.0 * (self.median("harness_s") / self.median("bare_s") - 1)
 
     @property
     def is_certain(self) -> bool:
-        """Whether all pairs of runs agree on which side is faster."""
+        """Whether all pairs of runs agree on whether nsa-harness makes the command slower or faster."""
         return all(pair.more_s > 0 for pair in self.pairs) or all(pair.more_s < 0 for pair in self.pairs)
 
     def lines(self) -> Iterator[str]:
@@ -197,7 +197,7 @@ def _bare_s(command: Sequence[str], spec: RunSpec) -> float:
 
 
 def _harness_s(spec: RunSpec, directory: Path) -> tuple[float, float]:
-    """Return the duration in seconds of a run under nsa-harness, and of the part after the command ended."""
+    """Return the duration, in seconds, of a run under nsa-harness, and of its part after the command ended."""
     from nsa_harness.commands.run import run_all
     from nsa_harness.commands.scheduler import RunRequest
     from nsa_harness.core.report import Outcome, Status

@@ -47,7 +47,7 @@ def _findings() -> Iterator[str]:
 
 
 def _causes_by_verdict() -> Iterator[tuple[str, str, str]]:
-    """Yield the rows (verdict, kind of hang, links to causes) of a table."""
+    """Yield the rows (verdict, kind of hang, links to causes) of the table of causes."""
     for status in Status:
         for kind in HangKind if status is Status.HANG else (None,):
             causes = [

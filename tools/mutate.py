@@ -91,12 +91,12 @@ def copied() -> Iterator[Path]:
 
 
 def import_paths(place: Path) -> list[str]:
-    """Return the directories from which to import packages and test helpers."""
+    """Return the directories of a copy of the source tree from which to import packages and test helpers."""
     return [str(place), str(place / "harness"), str(place / "nsa")]
 
 
 class Worker:
-    """A process that has already imported the libraries and forks to run tests."""
+    """A process that has already imported the libraries that tests need, and that forks to run tests."""
 
     def __init__(self, place: Path, libraries: Sequence[str]) -> None:
         self.place = place
@@ -110,7 +110,7 @@ class Worker:
         )
 
     def run(self, tests: Sequence[str], *, keep_bytecode: bool) -> dict[str, Any]:
-        """Run the tests in a fork, and return the exit code, the failed tests and the output."""
+        """Run the tests in a forked process, and return the exit code, the failed tests and the output."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         print(json.dumps({"tests": tests, "keep_bytecode": keep_bytecode}), file=self._process.stdin, flush=True)
@@ -189,7 +189,7 @@ class Failures:
 
 
 def _ended(child: int, until_s: float) -> int | None:
-    """Wait for a forked process, and return its exit code, or None if it was killed at the time limit."""
+    """Wait for a forked process, and return its exit code. At the time limit, kill it and return None."""
     while time.monotonic() < until_s:
         done, status = os.waitpid(child, os.WNOHANG)
         if done:
@@ -201,7 +201,7 @@ def _ended(child: int, until_s: float) -> int | None:
 
 
 def answers(worker: Worker, batch: Sequence[Mutation]) -> Iterator[Answer]:
-    """Yield the result for each mutation in a batch, whose tests are all in one file."""
+    """Yield the result for each mutation in a batch. The tests of a batch are all in one file."""
     # All tests first run without a mutation. This leaves bytecode for all files except the mutated one.
     whole = worker.run(sorted({one.test for one in batch}), keep_bytecode=True)
     for one in batch:

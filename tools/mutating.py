@@ -390,7 +390,7 @@ class _Work:
         self._touched: set[int] = set()  # statements of the module
 
     def twin(self, node: ast.AST) -> ast.AST:
-        """Return the corresponding node in the second tree. Call this before any change is applied."""
+        """Return the node of the second tree that corresponds to `node`. Call this before any change is applied."""
         if node not in self.twins:
             place = self.old.places[node]
             parent = self.twin(place.parent)
@@ -438,7 +438,7 @@ class _Work:
                 raise Unclear(f"a {type(node).__name__} cannot: {operator} {argument}".rstrip())
 
     def put(self, node: ast.AST, new: list[ast.AST]) -> None:
-        """Replace a node by other nodes, and keep its parent node valid."""
+        """Replace a node with other nodes, and keep its parent node valid."""
         place = self.places[node]
         held = getattr(place.parent, place.field)
         self.replaced[node] = new

@@ -93,7 +93,7 @@ class Sources:
         return None
 
     def _refound(self, mutation: Mutation, file: str, fit: Fit) -> Mutation | None:
-        """Return the mutation adapted to this file, or None if one of its changes does not match."""
+        """Return the mutation adapted to the current code of `file`, or None if one of its changes does not match."""
         if (anchors := self.files.get(file)) is None:
             return None
         changes = [fit(anchors, change) for change in mutation.changes]
@@ -164,7 +164,7 @@ def _words(text: str) -> tuple[str, ...]:
 
 
 def _renaming(was: str, now: str) -> dict[str, str] | None:
-    """Map each changed name to its new name. Return None if the two texts differ too much."""
+    """Map each changed name to its new name, given two versions of a text, or return None if they differ too much."""
     old, new = _words(was.removesuffix(CUT)), _words(now)
     if was.endswith(CUT):
         old = old[:-1]

@@ -72,7 +72,7 @@ def save_part(page: Path, pattern: str, path: Path, *, width: int, height: int) 
 
 
 def _write(path: Path, content: bytes, limit_bytes: int) -> None:
-    """Write the file. Raise SystemExit if the content is too large."""
+    """Write `content` to a file. Raise SystemExit if the content is too large."""
     if len(content) > limit_bytes:
         raise SystemExit(f"{path.name}: {len(content)} bytes, more than {limit_bytes}")
     path.parent.mkdir(parents=True, exist_ok=True)

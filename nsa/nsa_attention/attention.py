@@ -348,7 +348,7 @@ def keys_and_values(
 
 
 def count_run(runs: Counter[UsedImplementation], used: UsedImplementation) -> None:
-    """Count one use of an implementation in `runs`. Compiled code is not counted, because it is traced only once."""
+    """Count one use of an attention implementation in `runs`, except in compiled code, which is traced only once."""
     if not torch.compiler.is_compiling():
         runs[used] += 1
 

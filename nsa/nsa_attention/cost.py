@@ -73,9 +73,9 @@ class SavedTensorCounter:
 
     @property
     def square_bytes(self) -> int | None:
-        """Return the bytes of saved tensors whose size is quadratic in the sequence length, or None if unknown.
+        """Return the bytes in saved tensors that grow quadratically with the sequence length, or None if unknown.
 
-        It is unknown if a dimension of a parameter equals the sequence length.
+        The result is None if a dimension of a parameter equals the sequence length.
         """
         return (
             None if self._seq_len is None else sum(self._bytes_by_storage[address] for address in self._square_storages)

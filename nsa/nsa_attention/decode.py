@@ -65,7 +65,7 @@ class GrowingRows:
         return 0 if self._storage is None else self._storage.shape[2]
 
     def add(self, fresh_BGCD: Tensor) -> None:
-        """Append new vectors for every sequence and group."""
+        """Append the vectors of C new tokens or blocks, for every sequence and group."""
         end = self.count + fresh_BGCD.shape[2]
         if self._storage is None or end > self.capacity:
             self._storage = self._enlarged_copy(fresh_BGCD, end)
@@ -86,17 +86,17 @@ class GrowingRows:
 
 
 class RecentRows:
-    """The latest vectors of a sequence, kept because later tokens still need them."""
+    """The keys or values of the latest tokens of a sequence, kept because later tokens still need them."""
 
     def __init__(self) -> None:
         self.vectors: Tensor | None = None  # [B, G, r, D]; None before the first call of `store`
 
     def concatenate(self, fresh_BGCD: Tensor) -> Tensor:
-        """Return the stored vectors followed by the new ones, without storing the new ones."""
+        """Return the stored vectors followed by `fresh_BGCD`. The stored vectors do not change."""
         return fresh_BGCD if self.vectors is None else torch.cat((self.vectors, fresh_BGCD), 2)
 
     def store(self, rows_BGCD: Tensor, start: int) -> None:
-        """Store a copy of `rows_BGCD` from index `start` on, replacing the stored vectors."""
+        """Replace the stored vectors with a copy of `rows_BGCD` from index `start` on."""
         self.vectors = rows_BGCD[:, :, start:].clone()  # a view would keep the memory of the whole prompt alive
 
 
@@ -334,7 +334,7 @@ def _cache_tokens(
 
 
 def _cache_window(branch: SlidingBranch, x_BCM: Tensor, cache: NSALayerCache, new: NewTokens) -> tuple[Tensor, Tensor]:
-    """Return the keys and values of the new tokens and of the preceding tokens in their window."""
+    """Cache the keys and values of the new tokens, and return all keys and values in the window."""
     groups, window_rows = branch.config.groups, branch.config.window - 1
     k = cache.win_k.concatenate(rotate(split_heads(branch.k_proj(x_BCM), groups), new.own_cos_sin))
     v = cache.win_v.concatenate(split_heads(branch.v_proj(x_BCM), groups))
@@ -397,5 +397,5 @@ def _rows(q_BHCD: Tensor, groups: int) -> Tensor:
 
 
 def _heads(output_NhCE: Tensor, groups: int) -> Tensor:
-    """Return the outputs with one dimension for all query heads, shape [B, H, C, E]."""
+    """Return the attention outputs, reshaped to have one dimension for all query heads, [B, H, C, E]."""
     return output_NhCE.unflatten(0, (-1, groups)).flatten(1, 2)

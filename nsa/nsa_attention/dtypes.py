@@ -18,7 +18,7 @@ _ALWAYS_FLOAT32 = frozenset({"step"})  # optimizer state that is float32 for any
 
 @dataclass(frozen=True, kw_only=True)
 class ExpectedDtypes:
-    """The dtypes that a run should have."""
+    """The dtypes that the tensors of a training run should have."""
 
     weights: torch.dtype  # parameters, gradients and optimizer moments
     compute: torch.dtype  # matrix products
@@ -31,7 +31,7 @@ class ExpectedDtypes:
 
 
 def expected_dtypes(compute: torch.dtype, *, autocast: bool) -> ExpectedDtypes:
-    """Return the expected dtypes for a compute dtype. Weights are at least float32."""
+    """Return the dtypes expected in a run that computes in `compute`. Weights are at least float32."""
     weights = torch.float64 if compute is torch.float64 else torch.float32
     return ExpectedDtypes(weights=weights, compute=compute, autocast=autocast)
 

@@ -164,7 +164,7 @@ _BY_NAME = {name: option for option in FOREIGN_OPTIONS for name in (*option.nano
 
 
 def replacement_for(name: str) -> str | None:
-    """Return what to write instead of an option of nanoGPT or torchtitan, or None if it is unknown."""
+    """Return what to write instead of an option of nanoGPT or torchtitan, or None if the option is unknown."""
     option = _BY_NAME.get(name) or _BY_NAME.get(name.replace("-", "_"))
     if option is None:
         return None

@@ -164,7 +164,7 @@ class Request:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command and return its exit status.
+    """Run the text generation command and return its exit status.
 
     The status is 2 if the arguments, the checkpoint or the machine are unsuitable.
     """

@@ -27,7 +27,7 @@ NORM_EPSILON = 1e-6
 
 
 class Recompute(StrEnum):
-    """Modes of gradient checkpointing."""
+    """The modes of gradient checkpointing."""
 
     REENTRANT = "reentrant"
     NON_REENTRANT = "non_reentrant"

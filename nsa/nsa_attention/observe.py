@@ -53,7 +53,7 @@ class GradientTrace:
                 parameter.register_post_accumulate_grad_hook(self._recorder(name))
 
     def after_backward(self, step: int) -> None:
-        """Print the number of gradients that arrived in this step, and the missing ones."""
+        """Print how many gradients arrived in this step, and the names of those that are missing."""
         missing = [name for name in self._parameters if name not in self._arrived]
         lines = [f"[GRAD-TRACE] after_backward_step{step} arrived={len(self._arrived)} missing={len(missing)}"]
         say("\n".join(lines + [f"  - MISSING: {name}" for name in missing]))
@@ -67,7 +67,7 @@ class GradientTrace:
         return record
 
     def _write_order(self, step: int, arrival_order: list[str], missing: list[str]) -> None:
-        """Append the order of arrival to the file if it differs from that of the previous step."""
+        """Append the arrival order of the gradients to a file if it differs from that of the previous step."""
         parameters_by_bucket = {
             number: [self._names[id(parameter)] for parameter in parameters if id(parameter) in self._names]
             for number, parameters in self._buckets().items()
@@ -117,7 +117,7 @@ class ViewGradientTrace(GradientTrace):
     """
 
     def __init__(self, model: nn.Module, order_file: Path) -> None:
-        """Start tracing `model`. It must not be wrapped yet, because wrapping replaces the parameter names."""
+        """Start tracing `model`. The model must not be wrapped yet, because wrapping replaces the parameter names."""
         names = {parameter: name for name, parameter in model.named_parameters()}
         super().__init__(((name, parameter) for parameter, name in names.items()), order_file)
         for module in model.modules():

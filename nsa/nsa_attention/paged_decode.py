@@ -82,9 +82,9 @@ class LayerPages:
         self._recent: tuple[Tensor, Tensor] | None = None
 
     def pages(self, like: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the keys [pages, G, P, D] and values [pages, G, P, E].
+        """Return all key pages and value pages. The first call allocates them with the dtype and device of `like`.
 
-        The first call allocates them with the dtype and device of `like`.
+        Their shapes are [pages, G, P, D] and [pages, G, P, E].
         """
         if self._pages is None:
             self._pages = self._allocate(self._tables.pool.size, self._tables.page_len, like)
@@ -98,7 +98,7 @@ class LayerPages:
     def store_recent(
         self, placement: TokenPlacement, tokens: slice, k_GND: Tensor, v_GNE: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Store uncompressed keys and values, and return all stored ones for all sequences.
+        """Store the uncompressed keys and values of new tokens, and return all that are stored, for all sequences.
 
         They have the shapes [sequences, G, l, D] and [sequences, G, l, E]; token t is in row t % l.
         """
@@ -118,7 +118,7 @@ class LayerPages:
 
 @dataclass(frozen=True, kw_only=True)
 class TokenPlacement:
-    """The sequence and position of each new token in a row."""
+    """The sequence to which each new token of a row belongs, and the token's position in that sequence."""
 
     sequences_N: Tensor  # number of each token's sequence
     positions_N: Tensor  # position of each token in its sequence
@@ -128,7 +128,7 @@ class TokenPlacement:
     longest: int  # length in tokens of the longest of these sequences, including the new tokens
 
     def locate(self, kind: Kind, tokens: Tensor | slice, row: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the page that contains row `row` of each token's sequence, and the index within that page.
+        """Return, for each token, the page that contains row `row` of its sequence, and the index within that page.
 
         `row` counts the rows of this kind in the token's sequence.
         """
@@ -137,7 +137,7 @@ class TokenPlacement:
 
 @torch.no_grad()
 def append_to_pages(model: TinyLM, tokens: Mapping[int, Tensor], cache: PagedCache) -> dict[int, Tensor]:
-    """Append new tokens to some sequences. Return, for each sequence, the output [C, M] of the last block.
+    """Append new tokens to some sequences. Return, for each sequence, the output [C, M] of the last transformer block.
 
     `tokens` maps sequence numbers to tokens; other sequences do not change. The first tokens of a sequence run through
     the layers' own forward pass. Later tokens run one after another, each step with one token of every sequence that
@@ -161,7 +161,7 @@ def append_to_pages(model: TinyLM, tokens: Mapping[int, Tensor], cache: PagedCac
 
 
 def _run_prompt(model: TinyLM, tokens_T: Tensor, number: int, cache: PagedCache) -> Tensor:
-    """Append the prompt of a new sequence, and return the output [T, M] of the last block."""
+    """Append the prompt of a new sequence, and return the output [T, M] of the last transformer block."""
     length = len(tokens_T)
     placement = _placement(model, cache, [number] * length, range(length), tokens_T.device)
     x_1TM = model.embed(tokens_T)[None]
@@ -177,7 +177,7 @@ def _run_prompt(model: TinyLM, tokens_T: Tensor, number: int, cache: PagedCache)
 
 
 def _run_step(model: TinyLM, tokens: Mapping[int, Tensor], cache: PagedCache) -> Tensor:
-    """Append one token to each sequence, and return the output [R, M] of the last block."""
+    """Append one token to each sequence, and return the output [R, M] of the last transformer block."""
     sequences = [cache.tables.sequences[number] for number in tokens]
     token_R = torch.stack(list(tokens.values()))
     placement = _placement(model, cache, list(tokens), [sequence.tokens for sequence in sequences], token_R.device)

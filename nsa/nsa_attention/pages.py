@@ -117,7 +117,7 @@ class PageTables:
     """The lengths and pages of all sequences in a batch, on the host and as a table on the device."""
 
     def __init__(self, config: NSAConfig, sequences: int, pages: int, page_len: int | None) -> None:
-        """Create empty tables. `page_len` is in rows. The default length is used if it is None.
+        """Create empty tables. `page_len` is in rows, or None for the default length.
 
         Raises CannotRunError for attention without NSA branches, and if `page_len` is not a multiple of select_len.
         """
@@ -139,7 +139,7 @@ class PageTables:
         self._not_in_table: dict[tuple[int, int, int], int] = {}
 
     def reserve(self, counts: Mapping[int, int]) -> None:
-        """Reserve pages for `counts[number]` more tokens in each sequence.
+        """Reserve pages for new tokens. `counts` maps the number of a sequence to the number of its new tokens.
 
         Pages before a sequence's window are released first. Raises OutOfPagesError without taking any page if the pool
         has too few.
@@ -167,7 +167,7 @@ class PageTables:
         self.sequences[number] = PagedSequence()
 
     def table(self, device: torch.device) -> Tensor:
-        """Return the page numbers on `device`, int32, shape [sequences, 3, columns].
+        """Return the table of page numbers as a tensor on `device`, int32, shape [sequences, 3, columns].
 
         Entries for which a sequence owns no page contain arbitrary valid page numbers.
         """
@@ -185,7 +185,7 @@ class PageTables:
         return self._table
 
     def first_in_window(self, tokens: int) -> int:
-        """Return the position of the first token in the sliding window of token number `tokens`."""
+        """Return the position of the first token in the sliding window of the token at position `tokens`."""
         return max(0, tokens - self._config.window + 1)
 
     def _free_pages_before_window(self, sequence: PagedSequence) -> None:

@@ -42,7 +42,7 @@ def comm_hook_for(name: str, backend: str | None) -> Hook:
 
 
 def gloo_bf16_hook(_: object, bucket: GradBucket) -> torch.futures.Future[Tensor]:
-    """Average a gradient bucket over all ranks in bfloat16 (a DDP communication hook for gloo)."""
+    """DDP communication hook for gloo: average a gradient bucket over all ranks in bfloat16."""
     # The hook waits for both of its exchanges before it returns. If the second exchange were started by a callback of
     # the first, it would run in one of gloo's threads, and the ranks might start their exchanges in different orders.
     buffer = bucket.buffer()
@@ -88,7 +88,7 @@ class BucketTrace:
 
 
 def announce_and_reduce(trace: BucketTrace, bucket: GradBucket) -> torch.futures.Future[Tensor]:
-    """Record a gradient bucket, print a line about it, and reduce it (a DDP communication hook)."""
+    """DDP communication hook: record a gradient bucket, print a line about it, and all-reduce it."""
     trace.parameters_by_bucket[bucket.index()] = bucket.parameters()
     if trace.is_printing:
         buffer = bucket.buffer()

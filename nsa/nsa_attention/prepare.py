@@ -76,7 +76,7 @@ OPTIONS = (
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command, and return its exit code.
+    """Run the command `nsa.prepare`, and return its exit code.
 
     The code is 0 after success, 2 if the arguments are wrong or the texts cannot be used, and 130 after Ctrl-C.
     """

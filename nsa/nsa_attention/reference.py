@@ -84,7 +84,7 @@ def selected_attention(
 
 
 def importance(q_HTD: Tensor, k_GSD: Tensor, *, block_len: int, block_stride: int, select_len: int) -> Tensor:
-    """Return the importance of each selection block for each query, shape [G, T, b] (paper, eq. 8 to 10)."""
+    """Return the importance of each selection block for each query, shape [G, T, b] (NSA paper, eq. 8 to 10)."""
     # The softmax over compressed blocks is distributed over the selection blocks in proportion to the tokens they
     # share, and summed over the heads of a group.
     heads, tokens, width = q_HTD.shape
@@ -104,7 +104,7 @@ def importance(q_HTD: Tensor, k_GSD: Tensor, *, block_len: int, block_stride: in
 
 
 def select_blocks(importance_GTb: Tensor, *, select_len: int, select_count: int) -> Tensor:
-    """Return the indices of the blocks that each query selects, int32, shape [G, T, n] (paper, eq. 11).
+    """Return the indices of the blocks that each query selects, int32, shape [G, T, n] (NSA paper, eq. 11).
 
     Block 0, the query's own block and the previous block come first, then the most important visible blocks; of equally
     important blocks the lower index comes first. Unused entries are EMPTY.
@@ -133,7 +133,7 @@ def block(x_TM: Tensor, weights: Mapping[str, Tensor], sizes: LayerSizes) -> Ten
 
 
 def attention(x_TM: Tensor, weights: Mapping[str, Tensor], sizes: LayerSizes) -> Tensor:
-    """Return the output [T, M] of an NSA layer (paper, eq. 5)."""
+    """Return the output [T, M] of an NSA layer (NSA paper, eq. 5)."""
     tokens = range(x_TM.shape[0])
     q_HTD = rotate(_heads(x_TM, weights["q_proj.weight"], sizes.heads), tokens)
     lengths = {"block_len": sizes.block_len, "block_stride": sizes.block_stride}
@@ -182,7 +182,7 @@ def angles(positions: Sequence[int], width: int) -> Tensor:
 
 
 def _blocks(x_GTD: Tensor, weights: Mapping[str, Tensor], side: str, sizes: LayerSizes) -> Tensor:
-    """Return one compressed vector per complete block, shape [G, S, D] (paper, eq. 7).
+    """Return one compressed vector per complete block, shape [G, S, D] (NSA paper, eq. 7).
 
     The names of the weights show whether the vector is an MLP of the block, its mean, or the sum of both. `side` is "k"
     for keys or "v" for values.

@@ -54,7 +54,7 @@ OPTIONS = (
 
 
 class FailedStageError(Exception):
-    """Raised if a training run of the test did not end as expected."""
+    """Raised if one of the test's training runs did not end as expected."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +80,7 @@ class Rehearsal:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the test, and return its exit code.
+    """Run the test of resuming, and return its exit code.
 
     The code is 0 if the difference is within the limit, 1 if it is larger, and 2 if the test could not be done.
     """

@@ -74,7 +74,7 @@ class Observer:
         self._handles: list[Any] = []
 
     def watch(self, *, dtypes: bool = True) -> None:
-        """Add the hooks to the model. If `dtypes`, they also record the dtypes of activations."""
+        """Add forward hooks to the model. If `dtypes` is true, they also record the dtypes of activations."""
         for name, module in self._modules.items():
             if self._compiled and name.count(".") > 1:
                 continue

@@ -332,7 +332,7 @@ CONFIG_ENV = "CONFIG"
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the argument parser for all options. It leaves their values as strings."""
+    """Return an argument parser for all options that leaves their values as strings."""
     # The text is converted later, together with the values from the environment and the file.
     result = argparse.ArgumentParser(
         prog=f"python -m {__package__}.train", description="Train a small NSA language model."
@@ -490,7 +490,7 @@ def _from_environment(environment: Mapping[str, str], mistakes: list[str]) -> di
 
 
 def _read_file(path: Path, mistakes: list[str]) -> tuple[dict[str, _RawValue], dict[str, int]]:
-    """Return the options and model dimensions in a YAML file. Its errors are appended to `mistakes`."""
+    """Return the options and model dimensions in a YAML file. The file's errors are appended to `mistakes`."""
     from ruamel.yaml import YAML  # imported only if there is a file, to save time
     from ruamel.yaml.error import YAMLError
 
@@ -534,7 +534,7 @@ def _parse(raw: _RawValue, mistakes: list[str]) -> Any:
 
 
 def _resolve(values: dict[str, Any], shape_fields: dict[str, int], mistakes: list[str]) -> Settings | None:
-    """Combine values that depend on each other, and return the settings, or None if the model is invalid.
+    """Combine option values that depend on each other, and return the settings, or None if the model is invalid.
 
     Problems are added to `mistakes`.
     """

@@ -76,7 +76,7 @@ _SHARDED = frozenset({"k_stats.csv", "fallback_counters.csv", "dtypes_report.txt
 
 
 def file_name(name: str, *, sharded: bool) -> str:
-    """Return the file name for the telemetry file `name`. It can be different if the model is sharded."""
+    """Return the file name of the telemetry file `name`, which can be different for a sharded model."""
     stem, dot, ending = name.rpartition(".")
     return f"{stem}_fsdp{dot}{ending}" if sharded and name in _SHARDED else name
 
@@ -114,7 +114,7 @@ class StepResult:
         return self.tokens / self.seconds
 
     def line(self) -> str:
-        """Return the line that is printed for the step."""
+        """Return the line of output that reports the step."""
         parts = [f"step {self.step}"]
         if self.mean_loss is not None:
             parts.append(f"loss {self.mean_loss:.4f}")
@@ -149,7 +149,7 @@ class NoTelemetry:
         """Write a report of the dtypes of parameters, gradients, activations and optimizer state."""
 
     def close(self) -> None:
-        """Write the final records and close the files."""
+        """Write the final records, and close the telemetry files."""
 
 
 class Telemetry(NoTelemetry):
@@ -200,7 +200,7 @@ class Telemetry(NoTelemetry):
         self._write_heartbeat(0, phase)
 
     def begin(self, step: int) -> None:
-        """Record that `step` begins, and sample it if it is due."""
+        """Record that `step` begins, and sample the step if a sample is due."""
         self._sampling = self._observer is not None and (not self._sampled or step % EVERY_STEPS == 0)
         if self._observer is not None and self._sampling:
             self._observer.watch(dtypes=not self._sampled)
@@ -358,7 +358,7 @@ def _scalars(result: StepResult, gpu: dict[str, int]) -> dict[str, float]:
 
 
 def _upgrade_table(path: Path, header: str) -> None:
-    """Prepare a CSV file from an earlier version for new rows with the columns in `header`.
+    """Adapt a CSV file from an earlier version of this package to new rows with the columns in `header`.
 
     If columns are missing at the end, they are added as empty. A file with different columns is renamed to
     NAME.earlier.csv.

@@ -91,7 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def train(settings: Settings, world: World) -> None:
-    """Run all training steps. In phase `data`, only read the data."""
+    """Run all training steps. If the setting `phase` is `data`, only read their data."""
     torch.manual_seed(settings.seed)
     with closing(Batches(settings, world)) as batches:
         if settings.phase is Phase.DATA:
@@ -321,7 +321,7 @@ def _shape_line(world: World, batch: Batch) -> str:
 
 
 def _mean_target_count(world: World, batches: Sequence[Batch]) -> float | None:
-    """Return the mean number per rank of targets that count in the loss, or None if all targets count."""
+    """Return the number of targets that count in the loss, averaged over the ranks, or None if all targets count."""
     # With packed documents, the target after a document does not count, so ranks and micro-batches have different
     # numbers of targets. The loss is divided by the mean number, which gives the same loss as one process would compute
     # for the joint batch.

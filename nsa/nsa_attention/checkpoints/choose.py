@@ -79,7 +79,7 @@ def find_checkpoint(path: Path) -> tuple[Path, Manifest, list[str]]:
 
 
 def read_file(path: Path, place: str, take: Callable[[Mapping[str, Any]], T]) -> T:
-    """Load a single-file checkpoint of an older version, and return what `take` extracts from it.
+    """Load a checkpoint in the old single-file format, and return what `take` extracts from it.
 
     `place` is the prefix of the error message, such as "--resume ". Raises CannotRunError if the file cannot be read,
     is not such a checkpoint, or lacks what `take` looks up.

@@ -40,7 +40,7 @@ class FileDigest:
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """The description of a checkpoint, stored in its complete.json."""
+    """The description of a checkpoint, stored in the checkpoint's `complete.json`."""
 
     step: int
     world_size: int
@@ -68,7 +68,7 @@ def create_empty(aside: Path) -> None:
 
 
 def finish(aside: Path, manifest: Manifest) -> Path:
-    """Write the manifest to the directory `aside`, give it its final name, and return the new path."""
+    """Write the manifest to `aside`, rename this directory to its final name, and return the new path."""
     draft = aside / f"{COMPLETE}.tmp"
     write_durably(draft, _text(manifest))
     draft.rename(aside / COMPLETE)
@@ -170,7 +170,7 @@ def keep_newest(folder: Path, count: int) -> None:
 
 
 def tidy(folder: Path, done: int) -> Iterator[str]:
-    """Clean up `folder` before a run continues after step `done`. Yield a message for each renamed checkpoint."""
+    """Clean up `folder` before a run resumes after step `done`. Yield a message for each checkpoint set aside."""
     # Unfinished and half-removed directories are deleted. Checkpoints of later steps belong to a different training
     # history. They are renamed to `step-<k>.set-aside`, so that no run resumes from them.
     for path in _entries(folder):

@@ -73,7 +73,7 @@ def open_saver(settings: Settings, world: World, done: int) -> Iterator[Saver]:
 
 
 class Saver:
-    """The writer of the checkpoints of one run. Every rank must call `save` and `close`.
+    """A writer for one run's checkpoints. Every rank must call `save` and `close`.
 
     If a checkpoint cannot be written, every rank raises CannotRunError. `save` raises it, or, if the checkpoint is
     written in the background, the next `save` or `close`.
@@ -186,7 +186,7 @@ class Saver:
             keep_newest(self._folder, self._settings.keep_last)
 
     def _on_all_ranks(self, action: Callable[[], T]) -> list[T]:
-        """Call `action` on every rank, and return the results of all ranks."""
+        """Call `action`, and return its results from all ranks. Every rank must call this method."""
         mine, failure = None, None
         try:
             mine = action()
@@ -202,7 +202,7 @@ class Saver:
 
 
 def first_failure(error: BaseException) -> str:
-    """Return the error message, without a traceback. If several ranks failed, only the first is reported."""
+    """Return the message of `error`, without a traceback. If several ranks failed, only the first is reported."""
     failures = getattr(error, "failures", {})
     return "; ".join(f"rank {rank}: {failure}" for rank, (failure, _) in sorted(failures.items())[:1]) or str(error)
 

@@ -1,4 +1,4 @@
-"""Comparison of a saved model's dimensions with those that a run wants."""
+"""Comparison of the dimensions of a saved model with those that a run requires."""
 
 from __future__ import annotations
 

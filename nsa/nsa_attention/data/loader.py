@@ -173,7 +173,7 @@ class Batches:
         }
 
     def close(self) -> None:
-        """Stop the threads and close the files."""
+        """Stop the loader's threads and close its data files."""
         if self._prefetch is not None:
             self._prefetch.close()
             self._prefetch = None

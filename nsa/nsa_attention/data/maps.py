@@ -57,10 +57,10 @@ def read_meta(folder: Path) -> Meta:
 
 
 class TokenFile:
-    """A file of tokens, open for reading."""
+    """A binary file of token ids, open for reading."""
 
     def __init__(self, path: Path, meta: Meta, vocab: int) -> None:
-        """Open the file. Raise BadShardError if its tokens cannot be read or exceed the vocabulary."""
+        """Open the token file `path`. Raise BadShardError if its tokens cannot be read or exceed the vocabulary."""
         self.path, self._dtype = path, np.dtype(DTYPES[meta.dtype]).newbyteorder("<")
         try:
             self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -109,7 +109,7 @@ class TokenWindows:
     """
 
     def __init__(self, paths: Sequence[Path], vocab: int, problems: DataProblems, *, length: int, seed: int) -> None:
-        """Open the files, which must be in one directory. `length` is T, the number of input tokens per row.
+        """Open the token files, which must be in one directory. `length` is T, the number of input tokens per row.
 
         Raises CannotRunError if the files have no window, do not fit the vocabulary, or if one of them is unusable and
         the settings say that a bad shard stops the run.
@@ -172,7 +172,7 @@ class TokenWindows:
         raise CannotRunError(f"--data: no window can be read; {self._problems.sentence()}")
 
     def close(self) -> None:
-        """Close the files."""
+        """Close the token files."""
         while self._files:
             self._files.pop().close()
 

@@ -54,7 +54,7 @@ def rows(
 
 
 def _cut(waiting: deque[tuple[Any, Tokens, int]], length: int) -> Row:
-    """Remove the first `length` tokens from the waiting documents, and return them as a row."""
+    """Remove the first `length` tokens from the queued documents, and return these tokens as a row."""
     parts, missing, goes_on = [], length, False
     while missing:
         place, tokens, used = waiting.popleft()

@@ -1,4 +1,4 @@
-"""Prefetching with threads. Results come in the order of the items.
+"""Prefetching with threads, which keeps the order of the items.
 
 Threads are used instead of processes because the slow parts (reading, decompressing, tokenizing, copying) release
 Python's global interpreter lock. A thread cannot outlive its rank, and no process is forked next to CUDA or gloo.

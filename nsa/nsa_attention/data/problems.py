@@ -34,15 +34,15 @@ class DataProblems:
         self._slow: Counter[str] = Counter()
 
     def shard(self, place: str, problem: str) -> None:
-        """Count a shard as skipped, or raise CannotRunError if the settings say that bad data stops the run."""
+        """Count the shard at `place` as skipped, or raise CannotRunError if bad data should stop the run."""
         self._report_once("shards", place, problem)
 
     def record(self, place: str, problem: str) -> None:
-        """Count a record as skipped, or raise CannotRunError if the settings say that bad data stops the run."""
+        """Count the record at `place` as skipped, or raise CannotRunError if bad data should stop the run."""
         self._report_once("records", place, problem)
 
     def row(self, place: str, problem: str) -> None:
-        """Count an unreadable row that was replaced by another one.
+        """Count the unreadable row at `place`, which was replaced by another row.
 
         Raises CannotRunError instead if the settings say that bad data stops the run.
         """

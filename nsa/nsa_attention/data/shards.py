@@ -32,7 +32,7 @@ class Shard(Protocol):
     def name(self) -> str: ...
 
     def identity(self) -> str:
-        """Return a string that identifies the shard's content, which allows a resumed run to check it."""
+        """Return a string that identifies the shard's content. A resumed run uses it to detect changed data."""
 
     def records(self) -> Iterator[Record]:
         """Yield the text of each record, or a BadRecordError for a record without usable text.
@@ -214,7 +214,7 @@ def has_ending(path: Path, *endings: str) -> bool:
 
 
 def files_at(source: Path) -> list[Path]:
-    """Return the data files that `source` matches, sorted by name."""
+    """Return the data files for `source`, a file, directory or glob pattern, sorted by name."""
     # `source` is a file, a directory or a glob pattern. In a directory, only files with a known ending count;
     # subdirectories and held-out files (val*, test*) are skipped. Raises CannotRunError if no file matches, or if token
     # files and text files are mixed.

@@ -175,7 +175,7 @@ class DocumentStream:
             self._problems.shard(shard.name, "contains no text")
 
     def _next_records(self, records: Iterator[Record], name: str) -> tuple[list[Record], str | None]:
-        """Return up to BLOCK records of shard `name`, and an error message if the rest of it cannot be read."""
+        """Return up to BLOCK records of shard `name`, and an error message if the rest of the shard cannot be read."""
         batch: list[Record] = []
         started_s = self._clock()
         try:

@@ -448,7 +448,7 @@ def _attend_tiles(
     lse_NhT: Tensor,
     scale: float,
 ) -> None:
-    """Write the output and log-sum-exp of all tiles. Queries that attend to no key are left unchanged."""
+    """Write the output and log-sum-exp of attention for all tiles, except in rows of queries that attend to no key."""
     with autocast_disabled(q_NhTD):
         for start, stop in _tiles(q_NhTD, rule, tile_kernel, indices):
             first, last = rule.key_range(start, stop, indices)

@@ -36,7 +36,7 @@ Starts: TypeAlias = Tensor | None
 
 
 class Backend(Protocol):
-    """An implementation of all attention branches, of block selection and of the gated sum.
+    """An implementation of all attention branches, of block selection and of the gated sum of the branches.
 
     Queries are [B, H, T, D]. Each branch returns its output [B, H, T, E] and log-sum-exp [B, H, T].
     docs/internals/nsa/mathematics.md defines which keys a query attends to.
@@ -49,7 +49,7 @@ class Backend(Protocol):
     def attend_compressed(
         self, q: Tensor, k: Tensor, v: Tensor, *, block_len: int, block_stride: int, scale: float, starts: Starts = None
     ) -> OutputAndLse:
-        """Return the output and log-sum-exp of attention to compressed blocks (paper, eq. 7)."""
+        """Return the output and log-sum-exp of attention to compressed blocks (NSA paper, eq. 7)."""
 
     def attend_selected(
         self, q: Tensor, k: Tensor, v: Tensor, indices: Tensor, *, select_len: int, scale: float, starts: Starts = None
@@ -76,11 +76,11 @@ class Backend(Protocol):
         """
 
     def mix(self, outputs: Sequence[Tensor], gates_cBHT: Tensor) -> Tensor:
-        """Return the sum of the branch outputs, weighted by their gates, shape [B, T, H, E] (paper, eq. 5)."""
+        """Return the sum of the branch outputs, weighted by their gates, shape [B, T, H, E] (NSA paper, eq. 5)."""
 
 
 class SlidingAttention(Protocol):
-    """An implementation of sliding-window attention: a backend or an external flash attention."""
+    """An implementation of sliding-window attention: a backend or an external flash attention function."""
 
     def attend_sliding(
         self, q: Tensor, k: Tensor, v: Tensor, *, window: int, scale: float, starts: Starts = None
@@ -168,7 +168,7 @@ class TiledBackend:
 
 @dataclass(frozen=True)
 class SlidingBackend:
-    """Sliding-window attention by an external flash attention, which returns no log-sum-exp."""
+    """An implementation of sliding-window attention by an external flash attention function, without log-sum-exp."""
 
     attend: Callable[..., Tensor]
 

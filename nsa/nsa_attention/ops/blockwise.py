@@ -40,7 +40,7 @@ from .kernels import (
 
 @dataclass(frozen=True, kw_only=True)
 class BlockReaders:
-    """The queries that selected each block of keys.
+    """For each block of keys, the queries that selected it.
 
     A query that selected a block twice is listed once; blocks that start after the query are ignored.
     """
@@ -58,7 +58,7 @@ class BlockReaders:
         return range(self.rows if len(self.queries) else 0)[rows]
 
     def chunks(self, row: int, max_queries: int) -> Iterator[Chunk]:
-        """Yield chunks of a row: one block of keys with at most `max_queries` queries that selected it."""
+        """Yield the chunks of a row. Each is a block of keys with at most `max_queries` queries that selected it."""
         blocks = -(-self.keys // self.select_len)
         for block in range(blocks):
             position = row * blocks + block
@@ -161,7 +161,7 @@ def blockwise(
 
 
 def reason_blockwise_is_slower(queries: int, places: int, select_len: int) -> str | None:
-    """Return the reason why a mask over all keys is faster than `blockwise`, or None if it is not faster.
+    """Return the reason why `blockwise` is slower than masked attention over all keys, or None if it is faster.
 
     `places` is the number of selected blocks per query.
     """
@@ -173,9 +173,7 @@ def reason_blockwise_is_slower(queries: int, places: int, select_len: int) -> st
 
 
 def minimum_tokens(places: int, select_len: int) -> int:
-    """Return the minimum sequence length for which `blockwise`, with `places` blocks per query, is faster than a
-    mask.
-    """
+    """Return the minimum sequence length for which `blockwise` with `places` blocks per query is the faster method."""
     return max(MIN_TOKENS, 2 * places * select_len)
 
 
@@ -394,7 +392,7 @@ def _row_backward(
 
 
 def _query_major(x_hTD: Tensor) -> Tensor:
-    """Return a copy in which the heads of a query are adjacent, [T, h * D], in the accumulation dtype."""
+    """Return a copy of `x_hTD` with the heads of a query adjacent, [T, h * D], in the accumulation dtype."""
     rows = x_hTD.new_empty((x_hTD.shape[1], x_hTD.shape[0], x_hTD.shape[2]), dtype=compute_dtype(x_hTD))
     return rows.copy_(x_hTD.transpose(0, 1)).flatten(1)
 

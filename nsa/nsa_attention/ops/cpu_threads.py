@@ -33,7 +33,9 @@ def run_in_threads(pieces: Sequence[Callable[[], _T]]) -> list[_T]:
 
 
 def split_work(device: torch.device, rows: int, heads: int = 1) -> list[WorkShare]:
-    """Split `rows` and `heads` into pieces that keep all CPU cores busy, and return the slices of each piece."""
+    """Split rows and heads into pieces that keep all CPU cores busy, and return the row and head slices of each
+    piece.
+    """
     cores = torch.get_num_threads() if device.type == "cpu" else 1
     parts = min(heads, -(-cores // max(1, rows)))
     if cores == 1 or rows * parts < cores:

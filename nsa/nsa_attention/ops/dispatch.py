@@ -1,4 +1,4 @@
-"""The choice of an implementation for each part of the operation, with the reason for it.
+"""The choice of an implementation for each part of the attention operation, with the reason for it.
 
 Dimensions: B batch, H query heads, G groups, T tokens, S keys, R new tokens, p pages, P rows of a page, D key width, E
 value width, c branches.

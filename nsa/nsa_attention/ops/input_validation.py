@@ -33,7 +33,7 @@ def validate_inputs(
     window: int,
     cu_seqlens: Tensor | None,
 ) -> Tensor | None:
-    """Check the arguments of `sparse_attention`, and return the starts of packed sequences, or None if not packed.
+    """Check the arguments of `sparse_attention`, and return the starts of packed sequences, or None if there are none.
 
     Raises ValueError that lists every mistake with the parameter, the expected and the actual value. Values of
     `cu_seqlens` on a CPU are checked as well. On a GPU, reading them would block the stream in each pass; instead the
@@ -177,7 +177,7 @@ def cu_seqlens_problems(starts: list[int], tokens: int, blocks: int, block_len: 
 
 
 def assert_cu_seqlens_async(starts: Tensor, tokens: int, blocks: int, block_len: int, block_stride: int) -> None:
-    """Check `cu_seqlens` on its device without waiting. Wrong values end the process later."""
+    """Check `cu_seqlens` on its device, without waiting for the result. If a value is wrong, the process ends later."""
     fits = (starts[0] == 0) & (starts[-1] == tokens) & (starts.diff() >= 0).all()
     fits &= compressed_starts(starts, block_len, block_stride)[-1] == blocks
     torch._assert_async(

@@ -21,7 +21,7 @@ SHORTEST_TILE = 16
 
 @dataclass(frozen=True, kw_only=True)
 class TileState:
-    """The tensors of one tile that its backward pass needs."""
+    """The tensors that the backward pass of one tile needs."""
 
     q: Tensor  # [N, h, C, D]
     k: Tensor  # [N, S, D]
@@ -31,7 +31,7 @@ class TileState:
 
 
 class Kernel(Protocol):
-    """Interface of the code that computes attention for one tile of queries.
+    """The interface of the code that computes attention for one tile of queries.
 
     `bias` has the shape [N or 1, 1, C, S] and is 0 for visible keys and -inf for others. A query without visible keys
     gets output 0.
@@ -40,7 +40,7 @@ class Kernel(Protocol):
     name: str
 
     def elements_per_query(self, rows: int, heads: int, keys: int) -> int:
-        """Return the size of the largest intermediate tensor, in elements per query."""
+        """Return the size of the kernel's largest intermediate tensor, in elements per query."""
 
     def forward(self, q_NhCD: Tensor, k_NSD: Tensor, v_NSE: Tensor, bias: Tensor, scale: float) -> tuple[Tensor, ...]:
         """Return the output [N, h, C, E] and log-sum-exp [N, h, C] of one tile of queries.

@@ -117,5 +117,5 @@ def _gather_rows(tensor_pGPW: Tensor, rows: PagedRows, kind: int, row_Ns: Tensor
 
 
 def _as_one_row(output_NhCE: Tensor, groups: int) -> Tensor:
-    """Return the outputs of all sequences, arranged as the tokens of one row, shape [1, H, R, E]."""
+    """Return the attention outputs of all sequences, arranged as the tokens of one row, shape [1, H, R, E]."""
     return output_NhCE.squeeze(2).unflatten(0, (-1, groups)).flatten(1, 2).transpose(0, 1)[None]

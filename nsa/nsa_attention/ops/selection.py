@@ -246,7 +246,7 @@ def overlap_weights(
 
 
 def _importance(q_NhCD: Tensor, k_NSD: Tensor, start: int, selection: Selection) -> Tensor:
-    """Return the importance of each selection block for each query, shape [N, b, C] (paper, eq. 8 to 10)."""
+    """Return the importance of each selection block for each query, shape [N, b, C] (NSA paper, eq. 8 to 10)."""
     # Queries are the last dimension, so the values of a compressed block are contiguous, and selecting overlapping
     # blocks copies whole rows.
     rows, _, queries, _ = q_NhCD.shape
@@ -272,7 +272,7 @@ def _scores(q_NhCD: Tensor, k_NSD: Tensor, scale: float) -> Tensor:
 
 
 def _sum_overlapping(probabilities_NSC: Tensor, overlapping_bK: Tensor, weight_bK: Tensor) -> Tensor:
-    """Return the importance [N, b, C] of each selection block: the weighted sum over its overlapping blocks."""
+    """Return each selection block's importance [N, b, C]: the weighted sum of its overlapping blocks' probabilities."""
     rows, keys, queries = probabilities_NSC.shape
     importance_NbC = probabilities_NSC.new_zeros(rows, len(overlapping_bK), queries)
     if keys == 0:
@@ -283,7 +283,7 @@ def _sum_overlapping(probabilities_NSC: Tensor, overlapping_bK: Tensor, weight_b
 
 
 def _softmax_over_keys_(scores_NShC: Tensor) -> Tensor:
-    """Compute the softmax over the keys in place. Queries without visible keys get 0."""
+    """Compute the softmax over the keys in place. For queries without visible keys, the result is 0."""
     highest = scores_NShC.amax(1, keepdim=True)
     weights = scores_NShC.sub_(highest.masked_fill_(highest == -torch.inf, 0.0)).exp_()
     total = weights.sum(1, keepdim=True)

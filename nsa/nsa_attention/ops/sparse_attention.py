@@ -73,7 +73,7 @@ def sparse_attention(
 
 
 def _empty_output(q_BHTD: Tensor, pairs: tuple[tuple[Tensor, Tensor], ...], gates_cBHT: Tensor) -> Tensor:
-    """Return an output for inputs without elements, shape [B, T, H, E]."""
+    """Return the output, of shape [B, T, H, E], for empty inputs."""
     # The output is connected to the graph, so that every input gets a gradient.
     batch, heads, tokens, _ = q_BHTD.shape
     nothing = torch.stack([tensor.sum().to(q_BHTD.dtype) for pair in ((q_BHTD, gates_cBHT), *pairs) for tensor in pair])

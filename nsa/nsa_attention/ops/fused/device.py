@@ -67,9 +67,9 @@ def power(b_exponent, EXACT: tl.constexpr):
 
 @triton.jit
 def log_sum(b_highest, b_total, EXACT: tl.constexpr):
-    """Return the natural logarithm of a sum of powers, or -inf if the sum has no terms.
+    """Return the natural log of a sum of exponentials, given its highest exponent and its scaled total.
 
-    `b_total` is the sum relative to the power of the highest exponent.
+    `b_total` is the sum relative to the power of the highest exponent. The result is -inf for an empty sum.
     """
     # For an empty sum the highest exponent is -inf, and so is the result.
     b_safe = tl.where(b_total == 0.0, 1.0, b_total)

@@ -89,7 +89,7 @@ def _gated_attention(
     window: int,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Return the gated sum, followed by the tensors that the backward pass needs."""
+    """Return the gated sum of the three branches' outputs, followed by the tensors that the backward pass needs."""
     compressed_pair, selected_pair, sliding_pair = _pairs(keys_values)
     spans_by_branch = _spans(spans, block_len, block_stride, window)
     selection = Selection(

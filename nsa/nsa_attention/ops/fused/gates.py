@@ -50,14 +50,14 @@ def gate_arguments(branch: GatedBranch | None) -> tuple[Any, ...]:
 
 
 def query_gradient_buffer(q_BHTD: Tensor, branch: GatedBranch | None) -> tuple[Tensor, bool]:
-    """Return the tensor for the gradient of the queries, and whether to add to its content."""
+    """Return a tensor for the gradient of the queries, and whether kernels should add to the values in it."""
     return (
         (empty_token_major(q_BHTD, q_BHTD.shape[-1]), False) if branch is None else (branch.dq_BHTD, branch.adds_to_dq)
     )
 
 
 def empty_gradients(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """Return empty tensors for gradients that are not needed, because operators cannot return None."""
+    """Return an empty tensor for each gradient that is not needed, because operators cannot return None."""
     return tuple(tensor.new_empty(0) for tensor in tensors)
 
 
@@ -71,7 +71,7 @@ def row_statistics(
     b_o, b_do, b_lse, p_g, s_gc, s_gb, s_gh, s_gt, p_dg, i_b, o_head, o_token, o_dg, branch, m_row,
     EXACT: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
-    """Return the values that the backward pass needs for each row, and store the gradient of the gates.
+    """Return each row's log-sum-exp, delta and upstream gradient, and store the gradient of the gates.
 
     The results are the value to subtract from exponents [R], delta = sum(o do) for the loop over keys [R], delta with
     the gate's sign in its last bit for the kernel of the keys [R], and `b_do` [R, E] with the sign of the gate applied.
@@ -116,6 +116,6 @@ def encode_sign(b_delta, m_below):
 
 @triton.jit
 def with_gate_sign(b_p, b_delta):
-    """Return the probabilities [K, R], negated for rows whose gate is negative."""
+    """Return the attention probabilities `b_p` [K, R], negated in rows whose gate is negative."""
     m_below = (_bits_of(b_delta) & 1) != 0
     return tl.where(m_below[None, :], -b_p, b_p)

@@ -102,7 +102,7 @@ def candidate_tiles(tuning_key: TuningKey) -> list[Tile]:
 
 
 def taps_per_block(selection: Selection) -> int:
-    """Return the maximum number of compressed blocks that overlap a selection block."""
+    """Return the maximum number of compressed blocks, called taps, that overlap one selection block."""
     length, stride, size = selection.block_len, selection.block_stride, selection.select_len
     # The offsets of selection blocks relative to compressed blocks repeat after this many selection blocks.
     period = stride // math.gcd(stride, size)
@@ -110,7 +110,7 @@ def taps_per_block(selection: Selection) -> int:
 
 
 def shares_last_tap(selection: Selection) -> bool:
-    """Whether the last compressed block of each selection block is also the first of the next one."""
+    """Whether the last compressed block that overlaps a selection block is also the first that overlaps the next."""
     length, stride = selection.block_len, selection.block_stride
     return length == 2 * stride and selection.select_len % stride == 0
 
@@ -204,7 +204,7 @@ def ranked_blocks(
     PLACES: tl.constexpr, LOG_PLACES: tl.constexpr, TAPS: tl.constexpr, REACHES: tl.constexpr,
     QUERIES: tl.constexpr, LOG_CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """Select the blocks for one tile of queries and all heads of a group."""
+    """Select the most important blocks for one tile of queries and all heads of a group."""
     CHUNK: tl.constexpr = 1 << LOG_CHUNK
     PLACES_PADDED: tl.constexpr = 1 << LOG_PLACES
     ROWS: tl.constexpr = QUERIES * HEADS_PADDED
@@ -327,7 +327,7 @@ def weight_of_tap(
 
 @triton.jit
 def _sum_over_heads(b_share, QUERIES: tl.constexpr, HEADS_PADDED: tl.constexpr, CHUNK: tl.constexpr):
-    """Return the sum over the heads of each query, [Q, C]."""
+    """Return the sum of `b_share` over the heads of each query, shape [Q, C]."""
     # After tl.sum, each thread that held a head has a copy of the result. A gather with identity indices distributes
     # the elements over the threads again, which halves the instructions of the kernel.
     o_same = tl.broadcast_to(tl.arange(0, CHUNK)[None, :], [QUERIES, CHUNK])  # [Q, C]
@@ -355,7 +355,7 @@ def with_chunk(
     b_best, b_importance, o_selected, b_current,
     QUERIES: tl.constexpr, LOG_CHUNK: tl.constexpr, LOG_PLACES: tl.constexpr,
 ):  # fmt: skip
-    """Merge a chunk of blocks into the best blocks so far, and return the ranks [Q, N] in ascending order."""
+    """Merge a chunk of blocks into the best blocks so far, and return their ranks [Q, N] in ascending order."""
     b_rank = _rank(b_importance.to(tl.float32), o_selected, b_current)
     # In long sequences, most chunks contain no block that is better than the worst of the best so far.
     if tl.max((b_rank > tl.min(b_best, 1)[:, None]).to(tl.int32)) > 0:
@@ -382,7 +382,7 @@ def _rank(b_importance, o_selected, b_current):
 
 @triton.jit
 def _best_of(b_rank, QUERIES: tl.constexpr, LOG_CHUNK: tl.constexpr, LOG_PLACES: tl.constexpr):
-    """Return the N greatest ranks of a chunk, [Q, N], descending."""
+    """Return the N greatest ranks of a chunk, [Q, N], in descending order."""
     # Groups of N ranks are sorted, alternately descending and ascending. Then the element-wise maximum of two
     # neighbouring groups keeps the N greatest ranks of both, because each rank that is dropped has N greater ones. This
     # is repeated until one group is left. tl.topk does the same, but is a thousand times slower in Triton's

@@ -68,7 +68,7 @@ def _is_size(name: str) -> bool:
 
 @cache
 def _for_any_stride(kernel: Any) -> Any:
-    """Return the kernel without any specialization of integers, for rows whose width is not divisible by 16."""
+    """Return a version of `kernel` without specialized integers, for rows whose width is not divisible by 16."""
     # Whether 16 divides their strides depends on the sequence length.
     return triton.jit(kernel.fn, do_not_specialize=_number_parameters(kernel.fn))
 
@@ -95,7 +95,7 @@ def is_interpreting() -> bool:
 
 
 def check_dtypes(kernel: Any, *tensors: Tensor) -> None:
-    """Raise CannotLaunchError if dtypes differ, or if they are bfloat16 and the kernel runs in Triton's interpreter."""
+    """Raise CannotLaunchError if the dtypes differ, or are bfloat16 while the kernel runs in Triton's interpreter."""
     # The interpreter silently multiplies the bit patterns of bfloat16 (triton #11584).
     dtypes = {tensor.dtype for tensor in tensors}
     if len(dtypes) > 1:
@@ -127,13 +127,13 @@ def accumulator_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def next_power_of_two(width: int, least: int = MIN_DOT_WIDTH) -> int:
-    """Return the smallest power of two that is not less than `width` or `least`."""
+    """Return the smallest power of two that is at least `width` and at least `least`."""
     # Triton's own function is meant for kernels and takes fifty times as long on the host.
     return max(least, 1 << max(0, width - 1).bit_length())
 
 
 def with_strides(tensor: Tensor) -> tuple[Any, ...]:
-    """Return a tensor [B, H, T, D] and its first three strides as kernel arguments. The last stride is made 1."""
+    """Return `tensor` [B, H, T, D], made contiguous along D, and its first three strides as kernel arguments."""
     # Dimensions of size 1 get stride 0. So a single row does not need a separately compiled kernel, and the batch
     # stride of a single long sequence does not exceed 32 bits.
     dense = tensor if tensor.stride(-1) == 1 or tensor.shape[-1] == 1 else tensor.contiguous()

@@ -37,7 +37,7 @@ _BLOCKS_PER_STEP = 1024  # constant, because a size that fits the number of bloc
 
 @dataclass(frozen=True, kw_only=True)
 class Sequences:
-    """The position where each token's sequence starts, in a row of packed sequences."""
+    """The start of the sequence to which each token belongs, in a row of packed sequences."""
 
     first_T: Tensor  # int32, the first token of the token's sequence
     block_T: Tensor  # int32, the number of the first block of that sequence
@@ -73,7 +73,7 @@ class Segments:
 
     @property
     def blocks(self) -> int:
-        """Return the number of blocks, or an upper bound for packed sequences."""
+        """Return the number of blocks of keys, or an upper bound for it if sequences are packed."""
         return self.table_4Nb.shape[2] - 1
 
 
@@ -240,7 +240,7 @@ def selected_keys(
     tokens, blocks,
     SELECT_LEN: tl.constexpr, PLACES: tl.constexpr, PLACES_PADDED: tl.constexpr, QUERIES: tl.constexpr,
 ):  # fmt: skip
-    """Write the sort key block * T + query for each selected block.
+    """Write, for each block that a query selected, the sort key block * T + query.
 
     Indices that select nothing and repeated blocks of a query get blocks * T.
     """
@@ -271,7 +271,7 @@ def selected_segments(
     tokens, places, blocks, segments, length, batch_groups,
     SELECT_LEN: tl.constexpr, BLOCKS: tl.constexpr,
 ):  # fmt: skip
-    """Cut the queries that selected each block into segments. Each program processes one row."""
+    """For each block, split the list of queries that selected it into segments of limited length."""
     i_n = tl.program_id(0).to(tl.int64)
     p_key += i_n * places
     p_block += i_n * segments

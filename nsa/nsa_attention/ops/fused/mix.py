@@ -111,13 +111,13 @@ _mix.register_autograd(_backward, setup_context=_save_context)
 
 
 def empty_sum(outputs: list[Tensor]) -> Tensor:
-    """Return an uninitialized tensor for the gated sum, shape [B, T, H, E]."""
+    """Return an uninitialized tensor for the gated sum of the branch outputs, shape [B, T, H, E]."""
     batch, heads, tokens, width = outputs[0].shape
     return outputs[0].new_empty((batch, tokens, heads, width))
 
 
 def _like_the_inputs(outputs: list[Tensor], gates_cBHT: Tensor) -> tuple[list[Tensor], Tensor]:
-    """Return uninitialized tensors for the gradients of the outputs and gates."""
+    """Return uninitialized tensors for the gradients of the branch outputs and gates."""
     # In the gradients of outputs, the heads of a token are adjacent in memory, because their readers load one token at
     # a time.
     grads = [empty_sum(outputs).transpose(1, 2) for _ in outputs]
@@ -125,7 +125,7 @@ def _like_the_inputs(outputs: list[Tensor], gates_cBHT: Tensor) -> tuple[list[Te
 
 
 def _plan(outputs: list[Tensor], gates_cBHT: Tensor) -> tuple[int, dict[str, Any]]:
-    """Return the number of programs and the compile-time constants of both kernels."""
+    """Return the number of programs and the compile-time constants for the forward and backward kernels."""
     batch, heads, tokens, width = outputs[0].shape
     rows = max(1, ELEMENTS // next_power_of_two(width))
     programs = batch * -(-tokens * heads // rows)
@@ -155,7 +155,7 @@ def mix_forward(
     HEADS: tl.constexpr, E: tl.constexpr, E_PADDED: tl.constexpr,
     ACC: tl.constexpr, BRANCHES: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Write ROWS rows of the gated sum per program."""
+    """Compute the gated sum of the branch outputs. Each program writes ROWS rows."""
     i_b, o_row, o_head, o_token, m_row = _rows(tokens, HEADS, ROWS)
     p_gate = p_g + i_b * s_gb + o_head * s_gh + o_token * s_gt  # [R]
     b_y = _term(p_o1, i_b * s_o1b + o_head * s_o1h + o_token * s_o1t, p_gate, m_row, E, E_PADDED, ACC)  # [R, E]
@@ -187,7 +187,7 @@ def mix_backward(
     HEADS: tl.constexpr, E: tl.constexpr, E_PADDED: tl.constexpr,
     ACC: tl.constexpr, BRANCHES: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Write ROWS rows of the gradients of the outputs and gates per program."""
+    """Compute the gradients of the branch outputs and gates. Each program writes ROWS rows."""
     i_b, o_row, o_head, o_token, m_row = _rows(tokens, HEADS, ROWS)
     b_dy = load_heads(p_dy, i_b * s_dyb + o_head * s_dyh + o_token * s_dyt, m_row, E, E_PADDED).to(ACC)  # [R, E]
     p_gate = p_g + i_b * s_gb + o_head * s_gh + o_token * s_gt  # [R]

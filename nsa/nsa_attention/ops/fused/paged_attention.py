@@ -48,7 +48,7 @@ _INFINITE = tl.constexpr(float("inf"))
 def attend_pages(
     q_1HRD: Tensor, gates_c1HR: Tensor, rows: PagedRows, config: PagedAttentionConfig, *, tile: Tile | None = None
 ) -> Tensor:
-    """Return the gated sum [1, R, H, E] of the branches for one new token per sequence.
+    """Return the gated sum of the branch outputs, [1, R, H, E], for one new token per sequence.
 
     Raises CannotLaunchError for tensors that the kernels do not support.
     """
@@ -58,7 +58,7 @@ def attend_pages(
 def attend_and_select(
     q_1HRD: Tensor, gates_c1HR: Tensor, rows: PagedRows, config: PagedAttentionConfig, *, tile: Tile | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Return the gated sum [1, R, H, E] and the indices of the selected blocks [R, G, n].
+    """Return the gated sum of the branch outputs, [1, R, H, E], and the indices of the selected blocks, [R, G, n].
 
     For a layer without the selected branch, the indices are uninitialized.
     """
@@ -151,13 +151,13 @@ def _launch(
 
 
 def _keys_per_step(most: int, page_len: int) -> int:
-    """Return the number of keys to load per step, preferably a divisor of the page length."""
+    """Return the number of keys to load per loop step: about `most`, and if possible a divisor of the page length."""
     in_one_page = min(most, page_len & -page_len)
     return in_one_page if in_one_page >= MIN_DOT_WIDTH else max(MIN_DOT_WIDTH, most)
 
 
 def _rows_per_part(programs: int, rows: int, keys: int) -> int:
-    """Return the number of rows per program that gives a GPU enough programs."""
+    """Return how many rows each kernel program handles, chosen so that there are enough programs to fill the GPU."""
     parts = -(-MIN_PROGRAMS // max(1, programs))
     return max(MIN_PART_ROWS, -(-rows // parts // keys) * keys)
 
@@ -196,7 +196,7 @@ def cached_parts(
     ACC: tl.constexpr, BLOCK_LEN: tl.constexpr, BLOCK_STRIDE: tl.constexpr, KEYS: tl.constexpr,
     PAGE_LEN: tl.constexpr, COMPRESSES: tl.constexpr, SELECTS: tl.constexpr, SPAN: tl.constexpr,
 ):  # fmt: skip
-    """Attend to some of the blocks or of the tokens in the window, and write a partial softmax."""
+    """Attend to some of the compressed blocks or of the tokens in the window, and write their partial softmax."""
     i_part = tl.program_id(0) % parts
     i_rg = (tl.program_id(0) // parts).to(tl.int64)
     i_r = i_rg // groups
@@ -252,7 +252,7 @@ def cached_output(
     PLACES: tl.constexpr, LOG_PLACES: tl.constexpr, TAPS: tl.constexpr, LOG_CHUNK: tl.constexpr,
     PAGE_LEN: tl.constexpr, COMPRESSES: tl.constexpr, SELECTS: tl.constexpr, SLIDES: tl.constexpr, PIECE: tl.constexpr,
 ):  # fmt: skip
-    """Select blocks, attend to them, and write the gated sum for one token and group."""
+    """Select blocks, attend to them, and write the gated sum of all branches for one token and group."""
     i_rg = tl.program_id(0).to(tl.int64)
     i_r = i_rg // groups
     i_g = i_rg % groups

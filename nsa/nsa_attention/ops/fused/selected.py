@@ -396,7 +396,7 @@ def selected_backward_queries(
     D: tl.constexpr, D_PADDED: tl.constexpr, E: tl.constexpr, E_PADDED: tl.constexpr,
     ACC: tl.constexpr, SELECT_LEN: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, ADDS: tl.constexpr,
 ):  # fmt: skip
-    """Compute the gradient of the queries, and the values per row that `selected_backward_keys` needs.
+    """Compute the gradient of the queries, and each row's log-sum-exp and delta for `selected_backward_keys`.
 
     With gates, `do` is the gradient of the gated sum of all branches (gates.py). With ADDS, the gradient is added to
     `p_dq`.
@@ -456,7 +456,7 @@ def _first_of_block(p_first, i_block, tokens, SELECT_LEN: tl.constexpr):
 
 @triton.jit
 def _query_of_place(p_key, o_place, stop, first_key):
-    """Return the queries at positions `o_place` of a block's list. Positions beyond the end are clamped."""
+    """Return the queries at positions `o_place` of a block's list of queries. Positions beyond the end are clamped."""
     # The int32 difference is right even if both operands are truncated.
     return tl.load(p_key + tl.maximum(tl.minimum(o_place, stop - 1), 0)).to(tl.int32) - first_key
 
@@ -467,7 +467,7 @@ def _rows_of_list(
     HEADS: tl.constexpr, HEADS_PADDED: tl.constexpr,
     D: tl.constexpr, D_PADDED: tl.constexpr, E: tl.constexpr, E_PADDED: tl.constexpr,
 ):  # fmt: skip
-    """Return the queries, upstream gradients, log-sum-exp and delta of the rows in a list."""
+    """Return the queries, upstream gradients, log-sum-exp and delta for some rows of a block's list of queries."""
     # Rows that do not exist get an infinite log-sum-exp, so they contribute 0. Their queries and gradients are those of
     # an existing row, so these loads need no mask.
     o_width, o_value = tl.arange(0, D_PADDED), tl.arange(0, E_PADDED)

@@ -52,7 +52,7 @@ class Spans:
 
     @classmethod
     def of(cls, tensors: Sequence[Tensor], pattern: str) -> Spans:
-        """Return the spans for the four tensors that `Spans.tensors` returns."""
+        """Restore a Spans from the four tensors that `Spans.tensors` returned."""
         first_key_T, stop_key_T, first_query_S, stop_query_S = tensors
         return cls(
             first_key_T=first_key_T,
@@ -63,14 +63,14 @@ class Spans:
         )
 
     def tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return the starts and ends of the spans as four tensors."""
+        """Return the starts and ends of the spans of keys and queries, as four tensors."""
         return self.first_key_T, self.stop_key_T, self.first_query_S, self.stop_query_S
 
 
 def block_spans(
     queries: int, blocks: int, block_len: int, block_stride: int, starts: Tensor | None, device: torch.device
 ) -> Spans:
-    """Return the spans for attention to compressed blocks.
+    """Return the range of compressed blocks that each query attends to.
 
     Query t attends to block i of its sequence if the block's last token i*d + l - 1 is not after t (paper, eq. 7).
     """
@@ -91,7 +91,7 @@ def block_spans(
 
 
 def window_spans(tokens: int, window: int, starts: Tensor | None, device: torch.device) -> Spans:
-    """Return the spans for sliding-window attention. Each token attends to the last `window` tokens."""
+    """Return the range of keys that each query attends to in sliding-window attention: the last `window` tokens."""
     starts = single_sequence_starts(tokens, device) if starts is None else starts
     sequence_T, token_T = sequence_numbers(starts, tokens), _positions(tokens, device)
     return Spans(
@@ -106,14 +106,14 @@ def window_spans(tokens: int, window: int, starts: Tensor | None, device: torch.
 def cached_block_spans(
     q_BHTD: Tensor, k_BGSD: Tensor, block_len: int, block_stride: int, starts: Tensor | None
 ) -> Spans:
-    """Return the spans for attention to compressed blocks, using a cache shared by all layers."""
+    """Return the result of `block_spans`, using a cache shared by all layers."""
     numbers = q_BHTD.shape[2], k_BGSD.shape[2], block_len, block_stride
     device = q_BHTD.device
     return cached_table(starts, device, ("completed blocks", *numbers), lambda: block_spans(*numbers, starts, device))
 
 
 def cached_window_spans(q_BHTD: Tensor, window: int, starts: Tensor | None) -> Spans:
-    """Return the spans for sliding-window attention, using a cache shared by all layers."""
+    """Return the result of `window_spans`, using a cache shared by all layers."""
     numbers, device = (q_BHTD.shape[2], window), q_BHTD.device
     return cached_table(starts, device, ("last tokens", *numbers), lambda: window_spans(*numbers, starts, device))
 
@@ -390,7 +390,7 @@ _spanned_attention_op.register_autograd(_backward, setup_context=_save_context)
 
 @dataclass(frozen=True, kw_only=True)
 class _TiledPair:
-    """The kernel arguments for two tensors that are read in tiles."""
+    """The kernel arguments for a pair of tensors that kernels read in tiles."""
 
     first: tuple[Any, ...]
     second: tuple[Any, ...]
@@ -410,7 +410,7 @@ def _keys_and_values(k_BGSD: Tensor, v_BGSE: Tensor, tile: Tile, sizes: dict[str
 
 
 def _queries_and_gradients(q_BHTD: Tensor, grad_BHTE: Tensor, tile: Tile, sizes: dict[str, Any]) -> _TiledPair:
-    """Return the kernel arguments for the queries and their upstream gradients."""
+    """Return the kernel arguments for the queries and for the gradient of the attention output."""
     # Descriptors are used only if the heads need no padding, because padded heads would belong to the next group.
     first, second = with_strides(q_BHTD), with_strides(grad_BHTE)
     heads, q_BTHD, grad_BTHE = sizes["HEADS_PADDED"], q_BHTD.transpose(1, 2), grad_BHTE.transpose(1, 2)
@@ -454,5 +454,5 @@ def _backward_key_tiles(tuning_key: tuning.TuningKey) -> list[Tile]:
 
 
 def _is_compressed(tuning_key: tuning.TuningKey) -> bool:
-    """Whether the keys are compressed blocks. There are then fewer keys than queries."""
+    """Whether the kernel attends to compressed blocks. There are then fewer keys than queries."""
     return tuning_key.keys < tuning_key.tokens

@@ -59,7 +59,7 @@ def is_inside(o_place, b_first, b_stop):
 
 @triton.jit
 def group_pointer(p_tensor, i_b, i_g, s_b, s_g, DESCRIBED: tl.constexpr):
-    """Return a pointer to the rows of a group. A tensor descriptor is returned unchanged."""
+    """Return a pointer to the rows of group `i_g`. A tensor descriptor is returned unchanged."""
     if DESCRIBED:
         p_group = p_tensor
     else:
@@ -228,7 +228,7 @@ def spanned_backward_queries(
     D: tl.constexpr, D_PADDED: tl.constexpr, E: tl.constexpr, E_PADDED: tl.constexpr,
     ACC: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, DESCRIBED: tl.constexpr, ADDS: tl.constexpr,
 ):  # fmt: skip
-    """Compute the gradient of the queries, and the values per row that `spanned_backward_keys` needs.
+    """Compute the gradient of the queries, and each row's log-sum-exp and delta for `spanned_backward_keys`.
 
     These are delta = sum(o * do), and the log-sum-exp in the base that `power` uses. With gates, `do` is the gradient
     of the gated sum of all branches (gates.py), and delta is the gradient of the gate. With ADDS, the gradient of the

@@ -103,7 +103,7 @@ def run_best(
 
 
 def _nearest(tuning_key: TuningKey) -> TuningKey:
-    """Return the key with the most similar lengths that ran in this process, or `tuning_key` if there is none."""
+    """Return the key with the most similar lengths for which a kernel already ran, or `tuning_key` if there is none."""
 
     def distance(other: TuningKey) -> int:
         lengths = (tuning_key.tokens, other.tokens), (tuning_key.keys, other.keys)
