@@ -13,9 +13,12 @@ from nsa_harness.core.plan import Limits
 from nsa_harness.core.verdict.limits import (
     current_limits,
     final_limits,
+    has_done_first_steps,
     has_started,
+    is_exiting,
     last_progress_s,
     with_deadline_from,
+    without_earlier_pauses,
 )
 
 
@@ -53,19 +56,47 @@ def test_long_steps_raise_the_time_that_a_rank_may_compute() -> None:
     assert current_limits(Limits(), [slow]).busy_s == 300.0
 
 
-def test_a_suspect_that_moved_again_has_raised_the_limit() -> None:
-    assert current_limits(Limits(), [board()], grown_s=33.0).stall_s == 33.0
+def test_a_suspect_that_moved_again_has_raised_the_limit_of_its_phase() -> None:
+    learned_s = {"data": 33.0}
+    assert current_limits(Limits(), [board(mark("data"))], learned_s).stall_s == 33.0
+    assert current_limits(Limits(), [board(mark("forward"))], learned_s).stall_s == 5.0
+    assert current_limits(Limits(), [board()], {"": 33.0}).stall_s == 33.0  # no phase is known
+
+
+def test_pauses_of_start_up_that_no_later_pause_exceeds_are_forgotten() -> None:
+    paused = board(mark("data"), gaps_s={"data": 4.0, "forward": 9.0})
+    assert without_earlier_pauses(paused, {"data": 4.0, "forward": 8.0}).gaps_s == {"forward": 9.0}
+    assert current_limits(Limits(), [without_earlier_pauses(paused, {"data": 4.0})]).stall_s == 5.0
+
+
+def test_the_first_steps_belong_to_start_up_and_without_training_the_first_collectives() -> None:
+    assert not has_done_first_steps(board(mark("step", step=2)))
+    assert has_done_first_steps(board(mark("data", step=3)))
+    assert not has_done_first_steps(board())
+    assert not has_done_first_steps(board(calls=(call(16, "all_reduce"),)))
+    assert has_done_first_steps(board(calls=(call(17, "all_reduce"),)))
+
+
+def test_a_rank_exits_once_its_interpreter_does_or_it_destroys_its_process_group() -> None:
+    assert is_exiting(board(mark("exit"), mark("forward")))
+    assert is_exiting(board(calls=(call(2, "destroy_process_group", left_s=None),)))
+    assert not is_exiting(board(mark("forward"), calls=(call(2, "destroy_process_group", left_s=9.0),)))
+    assert not is_exiting(board(mark("raised"), calls=(call(2, "all_reduce", left_s=None),)))
+    assert not is_exiting(board())
+    assert not is_exiting(None)
 
 
 def test_what_is_declared_holds_whatever_the_run_shows() -> None:
     declared = Limits(stall_s=1.0, busy_s=2.0, open_wait_s=3.0, start_s=4.0, deadline_s=5.0)
     pausing = board(mark("data"), gaps_s={"data": 99.0}, steps_s=((1, 0.0), (2, 99.0)))
-    assert current_limits(declared, [pausing], grown_s=99.0) == declared
+    assert current_limits(declared, [pausing], {"data": 99.0}) == declared
 
 
 @given(st.lists(st.floats(0, 1e6), max_size=4), st.floats(0, 1e6))
 def test_the_limits_never_fall_below_their_floors(gaps: list[float], grown_s: float) -> None:
-    limits = current_limits(Limits(), [board(mark("data"), gaps_s={"data": gap}) for gap in gaps], grown_s)
+    limits = current_limits(
+        Limits(), [board(mark("data"), gaps_s={"data": gap}) for gap in gaps], {"data": grown_s, "": grown_s}
+    )
     assert limits.stall_s is not None
     assert limits.stall_s >= max([5.0, grown_s, *[3 * gap for gap in gaps]])
     assert limits.open_wait_s is not None

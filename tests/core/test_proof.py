@@ -48,6 +48,7 @@ def test_a_closed_wait_seen_twice_is_a_deadlock_at_once() -> None:
         kind=HangKind.DEADLOCK,
         reason="2 ranks wait, and nobody is left to end that; no progress, CPU time or I/O in two samples 2 s apart",
         graph=wait_graph_between(*looks, (), "gloo"),
+        is_closed=True,
     )
 
 

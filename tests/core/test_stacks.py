@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from nsa_harness.core.evidence.evidence import Frame, Stack
 from nsa_harness.core.evidence.stacks import (
+    died_in_native_thread,
     in_function,
     is_library,
     parse_faulthandler,
@@ -181,6 +182,16 @@ def test_of_several_faulthandler_dumps_in_one_file_the_last_one_counts() -> None
 def test_a_faulthandler_file_without_a_dump_has_no_stacks() -> None:
     assert parse_faulthandler("") == ()
     assert parse_faulthandler('  File "a.py", line 1 in f\n') == ()
+
+
+def test_a_fatal_signal_of_no_python_thread_came_from_a_native_one() -> None:
+    thread = 'Thread 0x01 (most recent call first):\n  File "a.py", line 3 in f\n'
+    fatal = f"Fatal Python error: Aborted\n\n{thread}"
+    asked = f"Current {thread.lower()}"
+    assert died_in_native_thread(asked + fatal)  # after a dump that somebody asked for
+    assert not died_in_native_thread(fatal.replace("Thread", "Current thread"))
+    assert not died_in_native_thread(asked)
+    assert not died_in_native_thread("")
 
 
 @given(st.text() | st.lists(st.sampled_from(FAULTHANDLER.splitlines())).map("\n".join))

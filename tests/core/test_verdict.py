@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from builders import (
@@ -17,6 +18,7 @@ from builders import (
     raised,
     rank_evidence,
     rank_snapshot,
+    stack,
     stalled,
     task,
 )
@@ -275,6 +277,32 @@ def test_a_rank_that_lost_its_connection_is_a_consequence_even_when_it_fell_firs
 def test_a_rank_that_aborts_because_of_another_one_is_a_consequence(line: str) -> None:
     assert blamed(evidence(left(0, -6, error_lines=(line,)))) == [(0, FailureKind.SIGNAL, True)]
     assert blamed(evidence(left(0, -6, error_lines=("CUDA error",)))) == [(0, FailureKind.SIGNAL, False)]
+
+
+# Without stderr, as under `watch`: gloo's thread aborts the rank while its main thread waits in a collective.
+WRAPPER = frame(114, file="/site/nsa_harness/probe/patches.py", function="call_original")
+IN_ALL_REDUCE = stack(WRAPPER, frame(3252, file="/torch/distributed/distributed_c10d.py", function="all_reduce"))
+
+
+def test_an_abort_out_of_a_collective_is_a_consequence_where_no_message_is_known() -> None:
+    aborted = left(0, -6, death_stacks=(stack(frame(9)), IN_ALL_REDUCE), died_in_native_thread=True)
+    assert blamed(evidence(aborted)) == [(0, FailureKind.SIGNAL, True)]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"died_in_native_thread": False},
+        {"error_lines": ("what():  std::bad_alloc",)},
+        {"death_stacks": (IN_ALL_REDUCE, stack(frame(9)))},
+        {"death_stacks": ()},
+        {"exit": ended(0, -11)},
+    ],
+    ids=["by its own thread", "with a message", "outside of a collective", "without a stack", "by a segfault"],
+)
+def test_any_other_fatal_signal_is_a_failure_of_the_rank(changes: dict[str, Any]) -> None:
+    facts = {"death_stacks": (IN_ALL_REDUCE,), "died_in_native_thread": True, **changes}
+    assert blamed(evidence(replace(left(0, -6), **facts))) == [(0, FailureKind.SIGNAL, False)]
 
 
 def test_a_rank_that_torchrun_terminated_is_a_consequence() -> None:

@@ -88,11 +88,12 @@ def test_output_input_and_exit_status_pass_through_bit_for_bit(workspace):
     assert (done.returncode, done.stdout, done.stderr) == (7, bare.stdout, bare.stderr)
 
 
-def test_the_line_at_the_start_names_the_report(workspace):
+def test_one_line_at_the_start_and_one_at_a_good_end_name_the_report(workspace):
     done = watched(workspace, "--", "true")
 
     name = (workspace.directory / "reports" / "latest").resolve().name
-    assert done.stderr.decode() == f"nsa-harness: observing; report: reports/{name}/SUMMARY.md\n"
+    report = f"report: reports/{name}/SUMMARY.md"
+    assert done.stderr.decode() == f"nsa-harness: observing; {report}\nnsa-harness: PASS; the job has ended; {report}\n"
 
 
 def test_a_command_that_a_signal_ends_gives_the_status_of_a_shell(workspace):
@@ -165,6 +166,20 @@ def test_a_program_whose_interpreter_is_missing_is_127_and_its_report_directory_
 
     ran = workspace.harness("watch", "--", "./script")
     assert (ran.code, "its interpreter is missing" in ran.err) == (127, True)
+
+
+def test_a_job_that_deletes_its_working_directory_is_judged_and_without_a_report_it_is_left_alone(workspace):
+    home = workspace.directory / "home"
+    delete = ["sh", "-c", f"rm -r {home}; exit 3"]
+    told = []
+    for out in (["--out", str(workspace.directory / "kept")], []):
+        home.mkdir()
+        done = subprocess.run(nsa_harness("watch", *out, "--", *delete), cwd=home, capture_output=True, check=False)
+        told.append((done.returncode, done.stderr.decode().splitlines()[-1]))
+
+    assert told[0] == (3, "nsa-harness:   ended     not by us")
+    assert told[1][0] == 3
+    assert re.fullmatch(r"nsa-harness: no report: reports/\S+ was deleted while the job ran", told[1][1])
 
 
 def test_a_hang_is_reported_while_the_job_runs_on_and_taken_back_when_it_moves(workspace):

@@ -410,6 +410,20 @@ def test_the_boards_come_home_and_their_directory_in_memory_is_removed(home: Hom
     assert (home.path / "boards" / "7.board").read_bytes() == b"board"
 
 
+def test_a_file_that_its_rank_renames_while_it_is_copied_is_no_trouble(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(program.Reaper, "report", lambda _, event, **__: said.append(event))
+    order = Controller.order_of(tmp_path, "renamed", None) | {"boards": str(tmp_path / "memory")}
+    (tmp_path / "memory").mkdir()
+    listed = [tmp_path / "memory" / "7.flight.json", tmp_path / "memory" / "7.flight.json.8.new"]
+    listed[0].write_text("{}")
+    monkeypatch.setattr(program, "_probe_files", lambda _: listed)
+    assert program.Reaper(order).copy_probe_files()
+    assert (said, [path.name for path in Path(order["keep"]).iterdir()]) == ([], ["7.flight.json"])
+
+
 def test_boards_that_cannot_be_brought_home_are_told_as_trouble(home: Home) -> None:
     controller = home.run(IDLE)
     home.wait_ready(1)

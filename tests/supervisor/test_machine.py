@@ -9,8 +9,18 @@ import sys
 from pathlib import Path
 
 import pytest
+from attempts import spec
 
-from nsa_harness.supervisor.launch.machine import machine_facts
+from nsa_harness.supervisor.launch.machine import describe, machine_facts
+
+
+def test_a_working_directory_that_was_deleted_is_no_git_checkout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    assert describe(spec(), machine_facts(), git_diff=False)["git"] is None
 
 
 @pytest.fixture

@@ -36,7 +36,7 @@ from nsa_harness.supervisor.storage.inventory import inventory, write_reproducti
 from nsa_harness.supervisor.storage.metrics import printed_metrics
 from nsa_harness.supervisor.storage.record import load_judged_spec
 from nsa_harness.supervisor.storage.redacted_files import redact_files
-from nsa_harness.supervisor.storage.rundir import AttemptDir
+from nsa_harness.supervisor.storage.rundir import AttemptDir, working_directory
 from nsa_harness.supervisor.storage.safe_directory import Budget
 from nsa_harness.supervisor.storage.sources import with_source_text, with_sources
 from nsa_harness.texts.sentences import in_words, with_words
@@ -193,5 +193,8 @@ def _name_and_number(attempt: AttemptDir) -> tuple[str, int]:
 
 
 def _relative_path(path: Path) -> str:
+    here = working_directory()
+    if here is None:
+        return str(path)
     absolute = path.resolve()
-    return str(absolute.relative_to(Path.cwd())) if absolute.is_relative_to(Path.cwd()) else str(absolute)
+    return str(absolute.relative_to(here)) if absolute.is_relative_to(here) else str(absolute)

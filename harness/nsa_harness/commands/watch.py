@@ -55,7 +55,15 @@ from nsa_harness.supervisor.observe.observed_job import (
 )
 from nsa_harness.supervisor.storage.record import RunRecord, write_record
 from nsa_harness.supervisor.storage.redacted_files import redact_run
-from nsa_harness.supervisor.storage.rundir import AttemptDir, RunDir, RunOptions, append_line, create_run, lock_run
+from nsa_harness.supervisor.storage.rundir import (
+    AttemptDir,
+    RunDir,
+    RunOptions,
+    append_line,
+    create_run,
+    lock_run,
+    working_directory,
+)
 from nsa_harness.texts import words
 
 _GRACE_S = 1.0  # time between SIGTERM and SIGKILL
@@ -135,7 +143,8 @@ class WatchSession:
             files = (Events(events, self.run.run_id, clock), WatchedCommandOutput(log, quiet=False))
             self.broadcast = Broadcast(listeners=(*files, screen))
             status = self._attempts()
-        redact_run(self.run)
+        if self.run.path.is_dir():
+            redact_run(self.run)
         return status
 
     def _attempts(self) -> int:
@@ -146,11 +155,21 @@ class WatchSession:
         self.forwarder.follow(child_command.child.pid)
         if not self.request.json:
             self.output.print_start(self.run.path)
-        ended_by_us = self._observe(child_command, attempt)
+        ended_by_us = self._observe_as_long_as_stored(child_command, attempt)
         status = _HANG_CODE if ended_by_us else shell_status(child_command.child.wait())
         for hook in self.hooks:
             hook.wait()
         return status
+
+    def _observe_as_long_as_stored(self, child_command: WatchedCommand, attempt: AttemptDir) -> bool:
+        """Observe the job. If the directory of the report is deleted, say so and leave the job alone."""
+        try:
+            return self._observe(child_command, attempt)
+        except FileNotFoundError:
+            if attempt.path.is_dir() and self.run.path.is_dir():
+                raise
+            self.output.print_line(f"no report: {self.run.path} was deleted while the job ran")
+            return False
 
     def _observe(self, child_command: WatchedCommand, attempt: AttemptDir) -> bool:
         """Observe and judge the job until it ends, and return whether nsa-harness ended it."""
@@ -202,7 +221,7 @@ class WatchSession:
     def _spec(self) -> RunSpec:
         command = self.request.command
         name = job_name(command) if self.starts == 1 else f"{job_name(command)}-{self.starts}"
-        launch = json.dumps([command, os.getcwd(), self.number, self.starts]).encode()
+        launch = json.dumps([command, str(working_directory() or ""), self.number, self.starts]).encode()
         about = f"observed: {shlex.join(command)}"
         return observed_spec(name, about, command, self.request.limits, hashlib.sha256(launch).hexdigest()[:16])
 
@@ -249,7 +268,7 @@ class WatchedCommandOutput(Listener):
     def __init__(self, stream: TextIO, *, quiet: bool) -> None:
         """Prepare the output.
 
-        `quiet`: print neither the start line nor a FAIL, which the job reports itself.
+        `quiet`: print neither the start line nor a PASS or FAIL, which the job shows itself.
         """
         self._stream = stream
         self._quiet = quiet
@@ -269,6 +288,8 @@ class WatchedCommandOutput(Listener):
     def on_outcome(self, outcome: Outcome, run_dir: Path) -> None:
         """Print the report of an outcome in full, or on one line if the same report was printed before."""
         verdict = outcome.verdict
+        if verdict.status is Status.PASS and not self._quiet:
+            self.print_line(f"PASS; the job has ended; report: {run_dir}/SUMMARY.md")
         if verdict.status is not Status.HANG and (verdict.status is not Status.FAIL or self._quiet):
             return
         answer = (outcome.dir, verdict.status, verdict.cause)

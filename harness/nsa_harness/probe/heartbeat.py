@@ -127,7 +127,8 @@ class FlightRecorder:
         oldest = len(entries) - ENTRIES_LIMIT
         record["entries"] = [entry for index, entry in enumerate(entries) if index >= oldest or not _is_retired(entry)]
         path = os.path.join(self._directory, protocol.FLIGHT.format(pid=os.getpid()))
-        incomplete = f"{path}.new"
+        # The main thread writes the file at its exit, perhaps while the heartbeat thread still writes it.
+        incomplete = f"{path}.{_thread.get_native_id()}.new"
         descriptor = os.open(incomplete, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with os.fdopen(descriptor, "w", encoding="utf-8", errors="replace") as file:
             json.dump(record, file, default=str)

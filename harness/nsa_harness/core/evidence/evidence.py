@@ -442,7 +442,7 @@ class RankEvidence:
     exception: RaisedException | None
     status_file: StatusFile | None
     collectives: tuple[Collective, ...]
-    death_stacks: tuple[Stack, ...]  # from faulthandler, written on a fatal signal
+    death_stacks: tuple[Stack, ...]  # from faulthandler, written on a fatal signal; the main thread comes last
     peak_rss_bytes: int | None
     peak_gpu_bytes: int | None
     traces: RankTraces
@@ -456,6 +456,7 @@ class RankEvidence:
     exit_messages: tuple[PrintedMessage, ...] = ()  # printed while the interpreter exited
     background_failures: tuple[PrintedMessage, ...] = ()  # tracebacks of its threads and child processes, oldest first
     memory: tuple[MemoryAtEvent, ...] = ()  # memory that the rank reported at boot, in its latest dump and heartbeat
+    died_in_native_thread: bool = False  # a thread without Python, such as gloo's, raised the fatal signal
 
 
 @stored_as(no_progress_s="quiet_s")

@@ -172,6 +172,15 @@ def parse_faulthandler(text: str) -> tuple[Stack, ...]:
     )
 
 
+def died_in_native_thread(text: str) -> bool:
+    """Whether a fatal signal came from a thread without Python, according to a file that faulthandler wrote.
+
+    If a Python thread received the signal, faulthandler marks this thread as the current one.
+    """
+    _, fatal, dump = text.rpartition("Fatal Python error: ")
+    return bool(fatal) and "\nCurrent thread " not in dump
+
+
 def is_library(file: str) -> bool:
     """Whether the file belongs to a library or to the probe, rather than to the user's code."""
     if _SUBJECT.search(file):
@@ -347,7 +356,8 @@ def group_call(frames: Sequence[Frame]) -> GroupCall | None:
     leaf = frames[0] if frames else None
     if leaf is not None and leaf.function == "_engine_run_backward":
         return GroupCall(op=_WAITS_FOR[leaf.function], by="DDP")
-    inside = list(takewhile(lambda frame: is_library(frame.file) or in_probe(frame.file), frames))
+    # A torch that was built from source is not in a directory of installed packages.
+    inside = list(takewhile(lambda frame: _is_group_file(frame.file) or _is_foreign(frame.file), frames))
     if leaf is None or not _is_group_file(leaf.file) or any(file in leaf.file for file in _NO_CALLS):
         return None
     by = next((name for frame in inside for file, name in _MADE_BY if file in frame.file), "")
@@ -356,6 +366,10 @@ def group_call(frames: Sequence[Frame]) -> GroupCall | None:
     public = [name for file, name in names if file.endswith(_PUBLIC) and not name.startswith("_")]
     awaited_ops = [_WAITS_FOR[name] for _, name in names if name in _WAITS_FOR]
     return GroupCall(op=next(iter([*public[-1:], *awaited_ops]), names[0][1]), by=by)
+
+
+def _is_foreign(file: str) -> bool:
+    return is_library(file) or in_probe(file)
 
 
 def _is_group_file(file: str) -> bool:

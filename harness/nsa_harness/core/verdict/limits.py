@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from itertools import pairwise
 
@@ -18,8 +18,13 @@ OPEN_WAIT_FLOOR_S = 300.0
 OPEN_WAIT_FACTOR = 10.0  # multiple of the run's longest pause
 START_S = 120.0  # for the interpreter, imports, rendezvous and the first use of the device
 BLIND_STALL_S = 20.0  # without a status file, only I/O and stacks show progress, and both pause in a healthy run
+CLOSED_WAIT_S = 12.0  # after this pause, snapshots are taken in any phase, because a closed wait needs no longer limit
+EXIT_S = 30.0  # pause after which a finished program that is still exiting is reported as stalled
+FIRST_STEPS = 2  # compilation and first allocations make these optimizer steps slow, so they belong to start-up
+FIRST_CALLS = 16  # for a program without optimizer: this many collectives belong to start-up
 
 _SET_UP = {"init_process_group", "new_group"}
+_DESTROYS = "destroy_process_group"
 
 
 def has_started(status_file: StatusFile | None) -> bool:
@@ -33,6 +38,22 @@ def has_started(status_file: StatusFile | None) -> bool:
     return trains or any(call.op not in _SET_UP and not call.op.startswith(protocol.WAIT) for call in status_file.calls)
 
 
+def has_done_first_steps(status_file: StatusFile) -> bool:
+    """Whether the rank has finished its first optimizer steps, or without training its first collectives."""
+    if status_file.latest_training_event is not None:
+        return status_file.step > FIRST_STEPS
+    return bool(status_file.calls) and status_file.calls[-1].number > FIRST_CALLS
+
+
+def is_exiting(status_file: StatusFile | None) -> bool:
+    """Whether the rank's program has finished: its interpreter exits, or it is destroying its process group."""
+    if status_file is None:
+        return False
+    last_call = status_file.calls[-1] if status_file.calls else None
+    destroys = last_call is not None and last_call.op == _DESTROYS and last_call.left_s is None
+    return destroys or any(event.kind == "exit" for event in status_file.events)
+
+
 def last_progress_s(status_file: StatusFile) -> float:
     """Return the time of the rank's last progress, in seconds since the launch."""
     latest = status_file.latest_event
@@ -40,15 +61,30 @@ def last_progress_s(status_file: StatusFile) -> float:
     return max(status_file.created_s, latest.at_s if latest else 0.0, *changes_s)
 
 
-def current_limits(fixed: Limits, rank_status_files: Iterable[StatusFile | None], grown_s: float = 0.0) -> Limits:
+def current_phases(rank_status_files: Iterable[StatusFile | None]) -> frozenset[str]:
+    """Return the kind of each rank's latest progress event, or "" if no event is known."""
+    latest_events = (status_file.latest_event for status_file in rank_status_files if status_file is not None)
+    return frozenset(event.kind for event in latest_events if event is not None) or frozenset({""})
+
+
+def without_earlier_pauses(status_file: StatusFile, earlier_s: Mapping[str, float]) -> StatusFile:
+    """Return the status file without the pauses that it already had when its pauses were `earlier_s`, by phase."""
+    later_s = {kind: pause_s for kind, pause_s in status_file.gaps_s.items() if pause_s > earlier_s.get(kind, 0.0)}
+    return replace(status_file, gaps_s=later_s)
+
+
+def current_limits(
+    fixed: Limits, rank_status_files: Iterable[StatusFile | None], learned_s: Mapping[str, float] | None = None
+) -> Limits:
     """Return the time limits that currently apply to a run, derived from its own pauses so far.
 
     Values that are set in `fixed` are kept. The others grow with the run's own pauses: a run may pause several times as
-    long as before in the same phase without a suspicion. All are set except perhaps the deadline. `grown_s` is the
-    lowest stall limit after a suspicion that was wrong.
+    long as before in the same phase without a suspicion. All are set except perhaps the deadline. `learned_s` has the
+    lowest stall limit for each phase in which a suspicion was wrong.
     """
     status_files = [status_file for status_file in rank_status_files if status_file is not None]
-    phases = {status_file.latest_event.kind for status_file in status_files if status_file.latest_event}
+    phases = current_phases(status_files)
+    grown_s = max(((learned_s or {}).get(phase, 0.0) for phase in phases), default=0.0)
     pauses_s = [(kind, pause_s) for status_file in status_files for kind, pause_s in status_file.gaps_s.items()]
     longest_s = max((pause_s for _, pause_s in pauses_s), default=0.0)
     longest_in_phase_s = max((pause_s for kind, pause_s in pauses_s if kind in phases), default=0.0)

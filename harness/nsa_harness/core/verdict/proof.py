@@ -34,6 +34,7 @@ class Proof:
     )  # None if unknown, because the files of a post-mortem do not always show what blocked the ranks
     reason: str  # a sentence
     graph: WaitGraph
+    is_closed: bool = False  # nothing can end the waits; otherwise they have only lasted too long
 
 
 def prove(
@@ -62,7 +63,7 @@ def prove(
     open_roots = [root for root in graph.roots if not is_closed(root, limits)]
     if not open_roots:
         reason = _closed_reason(graph, after.at_s - before.at_s)
-        return Proof(kind=_closed_kind(graph.roots), reason=reason, graph=graph)
+        return Proof(kind=_closed_kind(graph.roots), reason=reason, graph=graph, is_closed=True)
     episode = StallEpisode(
         snapshots=snapshots, samples=samples, limits=limits, last_progress_s=last_progress_s, is_attended=attended
     )

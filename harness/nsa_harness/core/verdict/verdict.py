@@ -24,7 +24,7 @@ from nsa_harness.core.evidence.evidence import (
     Stack,
 )
 from nsa_harness.core.evidence.exit_messages import earliest_program_error, timeout_message
-from nsa_harness.core.evidence.stacks import in_function
+from nsa_harness.core.evidence.stacks import group_call, in_function, in_probe
 from nsa_harness.core.report import HangKind, Status
 from nsa_harness.core.verdict.limits import final_limits, last_progress_s
 from nsa_harness.core.verdict.motion import Motion
@@ -372,9 +372,22 @@ def _rank_failure(rank: RankEvidence, *, is_exiting: bool) -> Failure | None:
         rank=rank.rank,
         at_s=exit.at_s,
         text=f"rank {rank.rank} {exit_text(exit.status)}{f' ({lost_peer[0]})' if lost_peer else ''}",
-        is_collateral=exit.status in _TERMINATED or bool(lost_peer or _MISMATCH_ABORT.search(error_text)),
+        is_collateral=exit.status in _TERMINATED
+        or bool(lost_peer or _MISMATCH_ABORT.search(error_text))
+        or _aborted_in_collective(rank),
         status=exit.status,
     )
+
+
+def _aborted_in_collective(rank: RankEvidence) -> bool:
+    """Whether a thread of a communication library aborted the rank while it was in a collective.
+
+    gloo and NCCL do this because of what another rank did. Their message decides, if the rank's stderr was stored; a
+    job under `watch` keeps its stderr.
+    """
+    aborted = rank.exit is not None and rank.exit.status == -signal.SIGABRT
+    frames = [frame for stack in rank.death_stacks[-1:] for frame in stack.frames if not in_probe(frame.file)]
+    return aborted and rank.died_in_native_thread and not rank.error_lines and group_call(frames) is not None
 
 
 def _unseen_exits(evidence: Evidence, failures: Sequence[Failure]) -> list[Failure]:

@@ -22,6 +22,7 @@ from typing import Any
 from nsa_harness import __version__
 from nsa_harness.core.plan import RunSpec
 from nsa_harness.core.report import MachineFacts
+from nsa_harness.supervisor.storage.rundir import working_directory
 
 _COMMAND_LIMIT_S = 5.0
 
@@ -95,7 +96,7 @@ def describe(spec: RunSpec, facts: MachineFacts, *, git_diff: bool) -> dict[str,
     Only the variables that the spec declares and those on an allow-list are included, because others could be secret.
     `git_diff`: include the uncommitted changes, which can also contain secrets.
     """
-    where = Path(spec.cwd) if spec.cwd else Path.cwd()
+    where = Path(spec.cwd) if spec.cwd else working_directory()
     return {
         "schema": 1,
         "harness": __version__,
@@ -108,7 +109,7 @@ def describe(spec: RunSpec, facts: MachineFacts, *, git_diff: bool) -> dict[str,
             "declared": dict(spec.env),
             "inherited": {name: os.environ[name] for name in _ALLOWED if name in os.environ},
         },
-        "git": _git(where, with_diff=git_diff),
+        "git": _git(where, with_diff=git_diff) if where else None,
     }
 
 

@@ -400,7 +400,8 @@ class Reaper:
                         target_dir / file.name, functools.partial(_copy_verified, file, target_dir / file.name)
                     )
             except OSError as error:
-                failures.append(f"{file.name}: {error.strerror or error}")
+                if os.path.lexists(file):  # otherwise its process has just renamed or removed it
+                    failures.append(f"{file.name}: {error.strerror or error}")
                 continue
             if remove:
                 with contextlib.suppress(OSError):

@@ -1,7 +1,7 @@
 """Runs a user's command as a child process and watches it, for the command `nsa-harness watch`.
 
 The watch is the same as for a launched run, but with another policy. A proven hang is reported, and the job continues.
-If the job makes progress again, the proof is retracted.
+If the job makes progress again, the proof is retracted. What a job does while it is being ended is no progress.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from nsa_harness import protocol
 from nsa_harness.core.evidence.evidence import Ending
 from nsa_harness.core.plan import Limits, RunSpec
 from nsa_harness.core.scenario.observed_job import starts_ranks, with_ranks
+from nsa_harness.core.verdict.limits import is_exiting, last_progress_s
 from nsa_harness.core.verdict.proof import Proof
 from nsa_harness.errors import CommandNotStarted
 from nsa_harness.supervisor.capture import procfs
@@ -45,6 +46,9 @@ from nsa_harness.supervisor.watch.watch import Watch, WatchListener, WatchPolicy
 
 # A failure within this time after a signal counts as the effect of the signal. torchrun gives its ranks 30 s to exit.
 _REQUEST_EFFECT_S = 60.0
+# A proof is retracted once the job has run on for this long. A rank that is interrupted does not run on: it records a
+# few events in its `finally` blocks, and then that it raised an exception.
+_RUNS_ON_S = 2.0
 
 
 @dataclass(kw_only=True)
@@ -58,6 +62,9 @@ class ObservedJob:
     forwarder: SignalForwarder
     on_ending: Callable[[Ending], None]  # called when a HANG is proven or the deadline passes while the job continues
     ends_job: bool  # end the job if a HANG is proven or the deadline passes: --on-hang=kill
+    proven_ranks: frozenset[int] = frozenset()  # ranks that were alive when the reported HANG was proven
+    # After the reported proof: when the first progress was seen, and when it was made.
+    resumed_s: tuple[float, float] | None = None
 
     def __post_init__(self) -> None:
         policy = WatchPolicy(
@@ -92,12 +99,44 @@ class ObservedJob:
             self.store_spec()
         if self.ranks.has_restarted:
             return Ending.STALL if self.watch.reported_proof else Ending.RESTARTED
-        return self.watch.check_stall(now_s, limits)
+        if self.watch.reported_proof is not None:
+            self._follow_reported_job(now_s)
+            return None
+        return None if self._ends_on_request() else self.watch.check_stall(now_s, limits)
+
+    def _follow_reported_job(self, now_s: float) -> None:
+        """Retract the reported proof once the job has run on for a while, unless it is being ended."""
+        progress_s, since_s = self.ranks.last_progress_s(), self.watch.stalled_since_s
+        if since_s is None or progress_s <= since_s or self._is_being_ended():
+            return
+        if self.resumed_s is None:
+            self.resumed_s = now_s, progress_s
+        elif now_s - self.resumed_s[0] >= _RUNS_ON_S:
+            self._retract(self.resumed_s[1])
+
+    def _retract(self, progress_s: float) -> None:
+        self.watch.end_suspicion(progress_s)
+        self.resumed_s = None
+
+    def _is_being_ended(self) -> bool:
+        """Whether the job with a proven HANG is being ended: by a signal, or because a rank has failed or exited."""
+        living_ranks = self.ranks.living_pids.keys()
+        files = (self.ranks.status_files.get(rank) for rank in living_ranks)
+        ends = any(file is not None and (file.ended_by_exception or is_exiting(file)) for file in files)
+        return self.forwarder.end_request_ns is not None or ends or not self.proven_ranks <= living_ranks
+
+    def _ends_on_request(self) -> bool:
+        """Whether the job reacts to a signal that asks it to end. What it waits for from then on is no hang."""
+        request_ns = self.forwarder.end_request_ns
+        if request_ns is None:
+            return False
+        request_s = (request_ns - self.command.origin_ns) / 1e9
+        return self.ranks.last_progress_s() > request_s or len(self.ranks.living_pids) < len(self.ranks.pids)
 
     def _on_proof(self, proof: Proof) -> Ending | None:
         if self.ends_job:
             return Ending.STALL
-        self.watch.reported_proof = proof
+        self.watch.reported_proof, self.proven_ranks = proof, frozenset(self.ranks.living_pids)
         self._report(Ending.STALL)
         return None
 
@@ -111,9 +150,21 @@ class ObservedJob:
 
     def _on_exit(self) -> Ending:
         """Return the reason why the watch ended. This is called when the command has exited."""
-        if self.watch.reported_proof:
-            return Ending.STALL
+        if self.watch.reported_proof is not None:
+            resumed_s = self._resumed_before_exit_s()
+            if resumed_s is None:
+                return Ending.STALL
+            self._retract(resumed_s)
         return Ending.INTERRUPTED if self._was_asked_to_end() else Ending.EXITED
+
+    def _resumed_before_exit_s(self) -> float | None:
+        """Return when the job with a proven HANG made progress again, if it then ended well by itself, or None."""
+        files = [file for file in self.ranks.status_files.values() if file is not None]
+        progress_s = self.resumed_s[1] if self.resumed_s else max(map(last_progress_s, files), default=0.0)
+        ended_well = self.command.child.wait() == 0 and not any(file.ended_by_exception for file in files)
+        since_s, request_ns = self.watch.stalled_since_s, self.forwarder.end_request_ns
+        has_resumed = since_s is not None and progress_s > since_s
+        return progress_s if has_resumed and ended_well and request_ns is None else None
 
     def _report(self, ending: Ending) -> None:
         """Write a report while the job continues."""
@@ -191,7 +242,7 @@ class Hook:
 
 # The user's command. It is started as the user would start it, but with the probe.
 
-_IGNORED_FILES = shutil.ignore_patterns("*.sock", OWNER)  # a socket cannot be copied
+_IGNORED_FILES = shutil.ignore_patterns("*.sock", "*.new", OWNER)  # a socket cannot be copied, *.new is incomplete
 _READY_S = 10.0
 
 

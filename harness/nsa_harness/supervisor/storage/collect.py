@@ -57,7 +57,7 @@ from nsa_harness.core.evidence.reduced import (
     with_history,
     without_finished_calls,
 )
-from nsa_harness.core.evidence.stacks import parse_faulthandler
+from nsa_harness.core.evidence.stacks import died_in_native_thread, parse_faulthandler
 from nsa_harness.core.evidence.status_file import parse as parse_board
 from nsa_harness.core.evidence.steps import ledger_table, step_rows, step_s
 from nsa_harness.core.plan import Launcher, RunSpec
@@ -327,6 +327,7 @@ class _EvidenceCollector:
             self._write(rank_dir / "calls.txt", ledger_lines(status_file), rank)
         errors = self.directory.read_tail(rank_dir / "stderr.log")
         exception = self._exception(rank, rank_dir, errors)
+        death_text = self.directory.read_tail(rank_dir / "stacks.txt")
         flight = self._flight(rank_dir, rank)
         collectives = flight.collectives if flight else ()
         for group, first, last in islice(missing_numbers(collectives), _MAX_GAPS):
@@ -344,7 +345,8 @@ class _EvidenceCollector:
             exception=exception,
             status_file=status_file,
             collectives=essential_collectives(collectives, HISTORIES[0]),
-            death_stacks=parse_faulthandler(self.directory.read_tail(rank_dir / "stacks.txt")),
+            death_stacks=parse_faulthandler(death_text),
+            died_in_native_thread=died_in_native_thread(death_text),
             peak_rss_bytes=peaks.get(str(rank)),
             peak_gpu_bytes=as_integer(last_number(heartbeats, "gpu_peak_bytes")),
             traces=self._traces(rank, rank_dir),

@@ -257,6 +257,14 @@ def latest_runs(parent: Path) -> list[Path]:
     return [path for path in reversed(SafeDirectory(parent).subdirectories(parent)) if fnmatchcase(path.name, _RUN_ID)]
 
 
+def working_directory() -> Path | None:
+    """Return the working directory of this process, or None if it was deleted."""
+    try:
+        return Path.cwd()
+    except FileNotFoundError:
+        return None
+
+
 @dataclass(frozen=True, kw_only=True)
 class StoredResult:
     """The result of one attempt in a stored run, read from its report."""

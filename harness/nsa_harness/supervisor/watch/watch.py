@@ -13,10 +13,19 @@ from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from nsa_harness.core.diagnosis.stall_note import StallNote, stall_note
-from nsa_harness.core.evidence.evidence import Ending, Sample, Snapshot
+from nsa_harness.core.evidence.evidence import Ending, Sample, Snapshot, StatusFile
 from nsa_harness.core.evidence.live import FirstSnapshot, Progress
 from nsa_harness.core.plan import Limits, RunSpec
-from nsa_harness.core.verdict.limits import current_limits, with_deadline_from
+from nsa_harness.core.verdict.limits import (
+    CLOSED_WAIT_S,
+    EXIT_S,
+    current_limits,
+    current_phases,
+    has_done_first_steps,
+    is_exiting,
+    with_deadline_from,
+    without_earlier_pauses,
+)
 from nsa_harness.core.verdict.proof import SETTLE_S, Proof, prove
 from nsa_harness.core.verdict.wait_graph import rank_samples
 from nsa_harness.supervisor.capture.node import MemoryWatch
@@ -40,6 +49,7 @@ _LATE_PROFILE_S, _LATE_PROFILE_SHARE, _LATE_PROFILE_INTERVAL_S = 8.0, 0.25, 0.25
 _SNAPSHOTS_PER_BUSY_LIMIT = 24.0
 _MAX_SNAPSHOTS = 40
 _QUICK_SNAPSHOTS = 3  # the first snapshots of a suspected stall must be quick, because they may prove a deadlock
+_CLOSED_CHECK_S = 5.0  # time between two checks for a closed wait, from the third snapshot on
 _REPORT_AGAIN_S = 30.0  # an unchanged stall note is reported again after this time
 
 
@@ -117,14 +127,31 @@ class Snapshots:
         self._take_samples(max(earlier_snapshots, key=lambda earlier: earlier.at_s, default=None), snapshot)
         self._profile_snapshot = snapshot
 
-    def proof(self, limits: Limits) -> Proof | None:
+    def begin_episode(self) -> None:
+        """Forget the snapshots of an earlier pause, and the wake-ups of threads before the last progress."""
+        self.episode = []
+        self.ranks.sampler.last_tasks.clear()
+
+    def show_closed_wait(self, limits: Limits) -> bool:
+        """Take a snapshot that is not stored, and return whether the episode shows that no wait can end."""
+        sampler = self.ranks.sampler
+        trouble_count = len(sampler.trouble)
+        snapshot = sampler.take(0, self.ranks.living_pids, writes_dumps=False, prefers_heartbeat=True)
+        del sampler.trouble[trouble_count:]  # this snapshot is no evidence, so its gaps are none of the run
+        self.episode = [*self.episode[-2:], snapshot]
+        proof = self.evaluate(prove, limits)
+        return proof is not None and proof.is_closed
+
+    def proof(self, limits: Limits, *, only_closed: bool = False) -> Proof | None:
         """Return the proof that the run is stuck, or None if there is none yet.
 
-        The proof is written to the journal.
+        The proof is written to the journal. `only_closed`: return only a proof that no wait can end, because the pause
+        is too short for any other proof.
         """
         proof = self.evaluate(partial(prove, attended=self.is_observed), limits)
-        if proof is not None:
-            self.write("proof", kind=str(proof.kind), reason=proof.reason)
+        if proof is None or (only_closed and not proof.is_closed):
+            return None
+        self.write("proof", kind=str(proof.kind), reason=proof.reason)
         return proof
 
     def stall_note(self, limits: Limits) -> StallNote | None:
@@ -173,7 +200,10 @@ class Watch:
     has_started: bool = False  # every rank has finished its start-up
     started_s: float | None = None  # when every rank of a launched run had finished its start-up
     stalled_since_s: float | None = None  # the last progress before a suspected stall; None = no stall is suspected
-    learned_limit_s: float = 0.0  # lower bound for the stall limit, from earlier pauses of this run
+    stalled_phases: frozenset[str] = frozenset()  # phases of the suspected stall; empty during start-up
+    checked_since_s: float | None = None  # the last progress before the pause that is checked for a closed wait
+    learned_limits_s: dict[str, float] = field(default_factory=dict)  # phase -> lower bound for its stall limit
+    startup_pauses_s: dict[int, dict[str, float]] | None = None  # rank -> its longest pause in each phase of start-up
     reported_stall: object = None  # the state of the suspected stall that was reported last
     reported_proof: Proof | None = None  # a reported proof for an observed job, until the job makes progress again
     next_due_s: dict[str, float] = field(default_factory=dict)
@@ -233,6 +263,7 @@ class Watch:
             self.has_started = True
             self.started_s = None if self.policy.is_observed else round(now_s, 4)
             self.write("started", t_s=round(now_s, 4))
+        self._forget_startup()
         limits = self.limits
         if limits.deadline_s is not None and now_s >= limits.deadline_s:
             self.snapshots.take()
@@ -246,8 +277,25 @@ class Watch:
 
     @property
     def _limits(self) -> Limits:
-        living = [board for rank, board in self.ranks.status_files.items() if rank not in self.ranks.exited_ranks]
-        return current_limits(self.spec.limits, living or self.ranks.status_files.values(), self.learned_limit_s)
+        startup_s = self.startup_pauses_s or {}
+        files = self._living_status_files or self.ranks.status_files
+        later = [file and without_earlier_pauses(file, startup_s.get(rank, {})) for rank, file in files.items()]
+        return current_limits(self.spec.limits, later, self.learned_limits_s)
+
+    @property
+    def _living_status_files(self) -> dict[int, StatusFile | None]:
+        return {rank: file for rank, file in self.ranks.status_files.items() if rank not in self.ranks.exited_ranks}
+
+    def _forget_startup(self) -> None:
+        """Once every living rank has done its first steps, forget the pauses so far and the limits learned from them.
+
+        Start-up has longer pauses than later steps, and it is never repeated.
+        """
+        files = {rank: file for rank, file in self._living_status_files.items() if file is not None}
+        if self.startup_pauses_s is None and files and all(map(has_done_first_steps, files.values())):
+            self.startup_pauses_s = {rank: file.gaps_s for rank, file in files.items()}
+            self.learned_limits_s.clear()
+            self.stalled_phases = frozenset()  # a stall that ends now was a pause of start-up too
 
     def now_s(self) -> float:
         return (time.monotonic_ns() - self.job.origin_ns) / 1e9
@@ -262,11 +310,23 @@ class Watch:
     def stall_limit_s(self, limits: Limits) -> float:
         """Return the number of seconds without progress after which a stall is suspected.
 
-        The limit is longer while a rank is starting up.
+        The limit is longer while a rank is starting up, and if every rank has finished its program and exits.
         """
         limit_s = limits.start_s if self.ranks.is_starting else limits.stall_s
         assert limit_s is not None
-        return limit_s
+        files = self._living_status_files.values()
+        exits = bool(files) and self.spec.limits.stall_s is None and all(map(is_exiting, files))
+        return max(EXIT_S, limit_s) if exits else limit_s
+
+    def _closed_wait_limit_s(self, limit_s: float) -> float:
+        """Return how long the ranks may make no progress before they are checked for a closed wait.
+
+        Nothing can end such a wait, so it needs no longer limit in slow phases. A limit that the user has set is kept.
+        """
+        fixed = self.spec.limits
+        set_s = (fixed.start_s or fixed.stall_s) if self.ranks.is_starting else fixed.stall_s
+        is_blind = None in self._living_status_files.values()
+        return min(limit_s, max(CLOSED_WAIT_S, set_s or 0.0)) if not is_blind else limit_s
 
     # Events of the reaper, and the processes.
 
@@ -311,18 +371,16 @@ class Watch:
             return None
         progress_s = self.ranks.last_progress_s()
         if self.stalled_since_s is not None and progress_s > self.stalled_since_s:
-            self._end_suspicion(progress_s, self.stalled_since_s)
-        if self.reported_proof is not None:
-            return None
+            self.end_suspicion(progress_s)
         pause_s, limit_s = now_s - progress_s, self.stall_limit_s(limits)
-        if pause_s < limit_s:
-            return None
         if self.stalled_since_s is None:
+            if pause_s < limit_s and not self._has_closed_wait(now_s, progress_s, limits):
+                return None
             self._begin_suspicion(now_s, progress_s, limit_s)
         if not self.is_due("episode", now_s, self._interval_s(limits)):
             return None
         self.snapshots.take()
-        proof = self.snapshots.proof(limits)
+        proof = self.snapshots.proof(limits, only_closed=pause_s < limit_s)
         if proof is not None:
             return self.policy.on_proof(proof)
         self.report_stall(now_s, limits)
@@ -341,29 +399,46 @@ class Watch:
         self.write("early_word", text=text)
         self.listener.report_stall(text)
 
+    def _has_closed_wait(self, now_s: float, progress_s: float, limits: Limits) -> bool:
+        """Whether nothing can end the waits of a pause that is still shorter than the stall limit."""
+        if now_s - progress_s < self._closed_wait_limit_s(self.stall_limit_s(limits)):
+            return False
+        if self.checked_since_s != progress_s:
+            self.checked_since_s, self.next_due_s["closed wait"] = progress_s, now_s
+            self.snapshots.begin_episode()
+        interval_s = SETTLE_S + _FAST_POLL_S if len(self.snapshots.episode) < 2 else _CLOSED_CHECK_S
+        return self.is_due("closed wait", now_s, interval_s) and self.snapshots.show_closed_wait(limits)
+
     def _begin_suspicion(self, now_s: float, progress_s: float, limit_s: float) -> None:
         pause_s = now_s - progress_s
         self.stalled_since_s, self.reported_stall = progress_s, None
-        self.snapshots.episode, self.next_due_s["episode"] = [], now_s
-        self.ranks.sampler.last_tasks.clear()  # wake-ups before the last progress do not count
-        self.write("suspect", quiet_s=round(pause_s, 3), limit_s=limit_s)
-        self.listener.report_stall(
-            f"no rank has made progress for {pause_s:.1f} s (limit {limit_s:.1f} s); taking stacks"
+        self.stalled_phases = (
+            frozenset() if self.ranks.is_starting else current_phases(self._living_status_files.values())
         )
+        self.next_due_s["episode"] = now_s
+        self.snapshots.begin_episode()
+        self.write("suspect", quiet_s=round(pause_s, 3), limit_s=limit_s)
+        reason = f" (limit {limit_s:.1f} s)" if pause_s >= limit_s else ", and nothing seems able to end that"
+        self.listener.report_stall(f"no rank has made progress for {pause_s:.1f} s{reason}; taking stacks")
 
-    def _end_suspicion(self, progress_s: float, since_s: float) -> None:
-        """Stop suspecting a stall, because a rank has made progress.
+    def end_suspicion(self, progress_s: float) -> None:
+        """Stop suspecting a stall, because a rank made progress at `progress_s`. A reported proof is retracted.
 
-        The limit is raised, so another pause of the same length will not count as a stall.
+        The limit of the phase is raised, so another pause of the same length will not be suspected. A pause during
+        start-up raises no limit.
         """
-        pause_s = progress_s - since_s
-        self.learned_limit_s = max(self.learned_limit_s, 2 * pause_s)
+        assert self.stalled_since_s is not None
+        pause_s = progress_s - self.stalled_since_s
         self.reported_proof = None
         self.stalled_since_s, self.snapshots.episode = None, []
         self.write("released", quiet_s=round(pause_s, 3))
-        self.listener.report_recovery(
-            f"progress again after {pause_s:.1f} s, so it was no hang; the limit is now {self.learned_limit_s:.1f} s"
-        )
+        text = f"progress again after {pause_s:.1f} s, so it was no hang"
+        for phase in self.stalled_phases:
+            self.learned_limits_s[phase] = max(self.learned_limits_s.get(phase, 0.0), 2 * pause_s)
+        if self.stalled_phases:
+            limit_s = max(self.learned_limits_s[phase] for phase in self.stalled_phases)
+            text += f"; the limit for pauses of this kind is now {limit_s:.1f} s"
+        self.listener.report_recovery(text)
 
     def _interval_s(self, limits: Limits) -> float:
         """Return the number of seconds until the next snapshot.
