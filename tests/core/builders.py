@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from nsa_harness.core.diagnosis import engine
@@ -46,6 +46,7 @@ def frame(line: int = 10, *, file: str = USER, function: str = "step") -> Frame:
 
 
 ALL_REDUCE = frame(3252, file=C10D, function="all_reduce")
+IN_LOCK = ("? (libc.so.6)", "PyThread_acquire_lock_timed (libpython3.11.so.1.0)")  # native frames
 BACKWARD = frame(841, file=ENGINE, function="_engine_run_backward")
 
 
@@ -250,7 +251,8 @@ def spec(**changes: Any) -> RunSpec:
 
 def locked_in_backward(rank: int) -> RankSnapshot:
     """A rank that waits for a lock inside the backward pass."""
-    return rank_snapshot(rank, frame(29, function="hook"), BACKWARD)
+    hook = replace(stack(frame(29, function="hook"), BACKWARD, tid=100 + rank), native=IN_LOCK)
+    return rank_snapshot(rank, stacks=(hook,))
 
 
 def in_all_reduce(rank: int, *collectives: Collective, calls: Sequence[Call] = (), **changes: Any) -> RankSnapshot:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from builders import (
     C10D,
+    IN_LOCK,
     USER,
     board,
     call,
@@ -198,6 +199,6 @@ def test_some_causes_never_show_who_began(code: str) -> None:
 
 
 def test_a_stack_is_enough_to_be_seen() -> None:
-    seen = stalled(rank_snapshot(0, frame(10)), in_all_reduce(1, collective(6)))
-    assert stack(frame(10)).frames == (frame(10),)
+    locked = rank_snapshot(0, stacks=(replace(stack(frame(10)), native=IN_LOCK),))
+    seen = stalled(locked, in_all_reduce(1, collective(6)))
     assert weighed(seen, said("lock_cycle", 0))[0] == CERTAIN

@@ -7,14 +7,40 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from builders import board, diagnose, frame, in_all_reduce, process, rank_snapshot, sample, stack, stalled, task
+from builders import (
+    ALL_REDUCE,
+    IN_LOCK,
+    SITE,
+    board,
+    diagnose,
+    frame,
+    in_all_reduce,
+    process,
+    rank_snapshot,
+    sample,
+    stack,
+    stalled,
+    task,
+    twice,
+)
 
-from nsa_harness.core.evidence.evidence import Evidence, Frame, RankSnapshot, Stack
-from nsa_harness.core.evidence.stacks import parse_native, parse_pystack, stack_that_needs_native_frames
+from nsa_harness.core.evidence.evidence import Evidence, Frame, RankSnapshot, Source, Stack
+from nsa_harness.core.evidence.stacks import (
+    NativeWait,
+    native_wait,
+    parse_native,
+    parse_py_spy,
+    parse_py_spy_text,
+    parse_pystack,
+    stacks_that_need_native_frames,
+)
 from nsa_harness.core.verdict.verdict import judge
+from nsa_harness.core.verdict.wait import WaitKind
+from nsa_harness.core.verdict.wait_graph import wait_graph_between
 
 LEAF = frame(17)
 HELD = replace(stack(LEAF), gil=True)
+IN_QUEUE = frame(171, file="/usr/lib/python3.11/queue.py", function="Queue.get")
 FREE = stack(LEAF)
 
 
@@ -35,7 +61,11 @@ def standing(syscall: str) -> object:
         ((HELD,), running(), LEAF, HELD),
         ((FREE,), running(), frame(18), None),
         ((FREE,), standing("999"), LEAF, FREE),
-        ((FREE,), standing("futex"), LEAF, None),
+        ((FREE,), standing("futex"), None, FREE),
+        ((stack(IN_QUEUE, LEAF),), standing("futex"), None, None),
+        ((stack(ALL_REDUCE, LEAF),), standing("futex"), None, None),
+        ((replace(FREE, native=("sem_wait (libc.so.6)",)),), standing("futex"), None, None),
+        ((FREE,), standing("poll"), None, None),
         ((HELD,), replace(standing("read"), state="T"), LEAF, None),
         ((HELD,), replace(standing("read"), state="D"), LEAF, None),
         ((replace(HELD, source="faulthandler"),), standing("read"), LEAF, None),
@@ -43,13 +73,15 @@ def standing(syscall: str) -> object:
     ],
     ids=[
         "keeps the lock in a sleep", "sleeps without it", "runs, seen once", "runs on in the same line",
-        "runs elsewhere", "unknown call", "known call", "stopped", "in the kernel", "no ptrace", "no stack",
+        "runs elsewhere", "unknown call", "a lock or native code", "a queue",
+        "a collective", "already read", "known call", "stopped", "in the kernel", "no ptrace", "no stack",
     ],
 )  # fmt: skip
 def test_native_frames_are_wanted_only_where_python_cannot_tell(
     stacks: tuple[Stack, ...], target: object, last: Frame | None, wanted: Stack | None
 ) -> None:
-    assert stack_that_needs_native_frames(stacks, target, (), last) == wanted
+    needed = stacks_that_need_native_frames(stacks, target, (), last, has_probe=True)
+    assert needed == ((wanted,) if wanted else ())
 
 
 def native_frame(name: str, module: str | None = "/usr/lib/libc.so.6") -> dict[str, object]:
@@ -167,3 +199,106 @@ def test_a_beat_that_was_heard_while_the_samples_were_taken_shows_a_loop_in_pyth
     assert silent_at(None) == "infinite_loop"
     assert silent_at(9.0, lines=2) == "infinite_loop"
     assert silent_at(9.0, gil=False) == "infinite_loop"
+
+
+# Waits in native code, which only look like waits for a lock of Python.
+
+LIBC = ("? (libc.so.6)", "pthread_cond_wait (libc.so.6)", "std::condition_variable::wait (libstdc++.so.6.0.30)")
+ON_WORK = (*LIBC, "c10d::Work::wait (libtorch_cpu.so)", "pybind11::cpp_function::dispatcher (libtorch_python.so)")
+ON_FUTURE = (*LIBC, "torch::jit::PythonFutureWrapper::wait (libtorch_python.so)")
+ON_STORE = ("poll (libc.so.6)", "c10d::TCPStore::doWait (libtorch_cpu.so)")
+ON_STREAM = ("? (libcuda.so.1)", "cudaStreamSynchronize (libcudart.so.12)")
+ON_ANOTHER = (*LIBC, "ray::core::Get (_raylet.so)")
+
+
+@pytest.mark.parametrize(
+    ("seen", "kind"),
+    [
+        (stack(LEAF), None),
+        (stack(IN_QUEUE, LEAF), NativeWait.PYTHON_LOCK),
+        (stack(frame(80, file=f"{SITE}/torch/futures/__init__.py", function="Future.wait"), LEAF), NativeWait.FUTURE),
+        (stack(frame(9, file=f"{SITE}/torch/cuda/streams.py", function="Stream.synchronize")), NativeWait.DEVICE),
+        (replace(stack(LEAF), native=IN_LOCK), NativeWait.PYTHON_LOCK),
+        (replace(stack(LEAF), native=ON_WORK), NativeWait.WORK),
+        (replace(stack(LEAF), native=("c10d::ProcessGroupNCCL::WorkNCCL::synchronize (x.so)",)), NativeWait.WORK),
+        (replace(stack(LEAF), native=ON_FUTURE), NativeWait.FUTURE),
+        (replace(stack(LEAF), native=ON_STORE), NativeWait.STORE),
+        (replace(stack(LEAF), native=ON_STREAM), NativeWait.DEVICE),
+        (replace(stack(LEAF), native=ON_ANOTHER), NativeWait.UNNAMED),
+    ],
+)  # fmt: skip
+def test_a_wait_below_python_is_named_by_its_frames(seen: Stack, kind: NativeWait | None) -> None:
+    assert native_wait(seen) is kind
+
+
+def test_a_dump_with_native_frames_keeps_them_apart_from_the_lines_of_the_program() -> None:
+    text = (
+        'Process 7: python train.py\n\nThread 7 (idle): "MainThread"\n    pthread_cond_wait (libc.so.6)\n'
+        "    c10d::Work::wait (libtorch_cpu.so)\n    f(int)::{lambda(g&)#1}::_FUN (libtorch_python.so)\n"
+        "    step (train.py:17)\n    <module> (train.py:20)\n    main (libc.so.6)\n"
+    )
+    (only,) = parse_py_spy_text(text)[7]
+    assert [(one.file, one.line) for one in only.frames] == [("train.py", 17), ("train.py", 20)]
+    assert native_wait(only) is NativeWait.WORK
+    python = {"name": "step", "filename": "train.py", "line": 17, "module": None}
+    native = native_frame("c10d::Work::wait", "/x/libtorch_cpu.so")
+    thread = {"thread_name": "MainThread", "os_thread_id": 7, "frames": [native, python, native_frame("main")]}
+    (one,) = parse_py_spy(json.dumps([thread]), "py-spy")
+    assert ([line.function for line in one.frames], native_wait(one)) == (["step"], NativeWait.WORK)
+
+
+def blocked(rank: int, *native: str, **changes: Any) -> RankSnapshot:
+    """Rank `rank`, in a futex on the line LEAF of the program, with these native frames below."""
+    seen = rank_snapshot(rank, LEAF, **changes)
+    return replace(seen, stacks=(replace(seen.stacks[0], native=native),))
+
+
+def test_a_wait_for_a_handle_without_the_probe_waits_for_the_other_ranks() -> None:
+    waits = wait_graph_between(*twice(blocked(0, *ON_WORK), in_all_reduce(1)), (), "gloo").waits
+    assert (waits[0].kind, waits[0].peers, waits[0].blocked_in) == (WaitKind.COLLECTIVE, (1,), "Work.wait")
+    assert waits[1].peers == (0,)
+
+
+@pytest.mark.parametrize(
+    ("native", "text"),
+    [
+        (ON_FUTURE, "Future.wait in step"),
+        (ON_STREAM, "a device synchronization in step"),
+        (ON_ANOTHER, "native code in step"),
+        (("?",), "native code in step"),
+    ],
+)
+def test_a_wait_of_native_code_is_never_a_proven_lock(native: tuple[str, ...], text: str) -> None:
+    wait = wait_graph_between(*twice(blocked(0, *native)), (), "gloo").waits[0]
+    assert (wait.is_closed, wait.blocked_in) == (False, text)
+    assert wait_graph_between(*twice(blocked(0, *IN_LOCK)), (), "gloo").waits[0].is_closed
+
+
+def test_a_wait_for_the_store_without_the_probe_is_one() -> None:
+    reads = process(tasks=(task(100, syscall="poll", timed=True),))
+    wait = wait_graph_between(*twice(blocked(0, *ON_STORE, process=reads), in_all_reduce(1)), (), "gloo").waits[0]
+    assert (wait.kind, wait.peers, wait.blocked_in) == (WaitKind.STORE, (1,), "a store wait")
+
+
+def test_a_thread_that_waits_for_a_handle_may_still_release_the_lock() -> None:
+    holder = replace(stack(frame(60), tid=101, thread="reader"), native=ON_WORK)
+    tasks = (task(), task(101))
+    for other, closed in ((holder, False), (replace(holder, native=IN_LOCK), True), (replace(holder, native=()), True)):
+        seen = rank_snapshot(0, process=process(tasks=tasks), stacks=(replace(stack(LEAF), native=IN_LOCK), other))
+        assert wait_graph_between(*twice(seen), (), "gloo").waits[0].is_closed is closed
+
+
+def test_a_lock_that_only_the_system_call_shows_is_likely_and_one_that_frames_or_source_show_is_certain() -> None:
+    def finding(*native: str, **changes: Any) -> tuple[float, tuple[str, ...]]:
+        seen = stalled(blocked(0, *native), **changes)
+        found = diagnose(seen, judge(seen)).findings[0]
+        assert found.code == "lock_cycle"
+        return found.confidence, found.left_open
+
+    unnamed = ("the stacks do not show that this wait is for a lock of Python",)
+    assert finding() == (0.85, unnamed)
+    assert finding(*IN_LOCK) == (0.9, ())
+    source = Source(file=LEAF.file, first=16, text="def step():\n    with lock:\n        pass\n")
+    assert finding(sources=(source,)) == (0.9, ())
+    source = replace(source, text="def step():\n    work.wait()\n")
+    assert finding(sources=(source,)) == (0.85, unnamed)

@@ -20,6 +20,7 @@ from builders import (
     mark,
     raised,
     rank_evidence,
+    sample,
     stack,
 )
 
@@ -27,6 +28,7 @@ from nsa_harness.core.diagnosis.confidence import CERTAIN
 from nsa_harness.core.diagnosis.context import step_in_progress
 from nsa_harness.core.diagnosis.rules import failures
 from nsa_harness.core.evidence.evidence import Call, Evidence, RankEvidence, StatusFile
+from nsa_harness.core.evidence.exit_messages import timeout_s
 from nsa_harness.core.report import Place
 from nsa_harness.core.verdict.verdict import judge
 
@@ -122,6 +124,7 @@ def test_a_rank_that_was_at_work_when_the_others_gave_up_waiting_came_too_late()
     assert main.place is not None
     assert (main.place.file, main.place.line, main.place.function) == (USER, 20, "evaluate")
     assert (main.facts["op"], main.facts["line"]["line"], main.facts["waiting"]) == ("barrier", 45, [1, 2])
+    assert (main.facts["timeout_s"], main.facts["was_busy"]) == (12.0, True)
     assert found.culprit is not None
     assert found.culprit.step == 3
 
@@ -131,6 +134,33 @@ def test_a_late_rank_that_made_no_mark_since_may_stand() -> None:
     assert still.status_file is not None
     stood = replace(still, status_file=replace(still.status_file, events=(mark(step=4, position=60, at_s=2.5),)))
     assert diagnosed(waited(stood)).findings[0].confidence == 0.6
+    assert diagnosed(waited(stood)).findings[0].facts["was_busy"] is False
+
+
+@pytest.mark.parametrize(("at_s", "of_rank", "busy"), [(4.0, 0, True), (2.0, 0, False), (4.0, 1, False)])
+def test_a_late_rank_that_samples_show_at_work_was_busy(at_s: float, of_rank: int, *, busy: bool) -> None:
+    still = late()
+    assert still.status_file is not None
+    stood = replace(still, status_file=replace(still.status_file, events=(mark(step=4, position=60, at_s=2.5),)))
+    seen = replace(waited(stood), samples=(replace(sample(of_rank), at_s=at_s),))
+    assert diagnosed(seen).findings[0].facts["was_busy"] is busy
+
+
+@pytest.mark.parametrize(
+    ("message", "seconds"),
+    [
+        (TIMED_OUT, 12.0),
+        (
+            "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=9, Timeout(ms)=600000) ran",
+            600.0,
+        ),
+        ("Ranks 2 failed to pass monitoredBarrier in 5000 ms", 5.0),
+        ("Socket Timeout: timed out after 300000ms", 300.0),
+        ("Timed out waiting for a peer", None),
+    ],
+)
+def test_the_timeout_of_the_group_is_read_from_the_messages_of_torch(message: str, seconds: float | None) -> None:
+    assert timeout_s(message) == seconds
 
 
 @pytest.mark.parametrize(

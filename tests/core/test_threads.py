@@ -190,6 +190,41 @@ def test_a_queue_that_nobody_fills_is_told_with_the_function_of_the_thread_that_
     assert ("in a thread of its own" in found.claim) == (function == "fill")
 
 
+def filling(number: int, function: str = "Reader.fill") -> Stack:
+    get = frame(171, file="/usr/lib/python3.11/queue.py", function="Queue.get")
+    return stack(WAIT, get, frame(number, function=function), tid=500, thread="Thread-1")
+
+
+def waits_for_reader(*others: Stack, dead: tuple[PrintedMessage, ...] = ()) -> Evidence:
+    get = frame(171, file="/usr/lib/python3.11/queue.py", function="Queue.get")
+    waits = threads(*others, main=(WAIT, get, frame(at("self.ready.get()"), function="take")))
+    return replace(stalled(waits, **reading()), ranks=(rank_evidence(0, background_failures=dead),))
+
+
+def test_a_thread_that_should_fill_the_queue_and_is_alive_is_told_as_alive() -> None:
+    found = diagnosed(waits_for_reader(filling(at("for row in")))).findings[0]
+    assert (found.code, found.facts["living"]["thread"], found.facts["living"]["call"]) == (
+        "lock_cycle",
+        "Thread-1",
+        "Queue.get",
+    )
+    assert found.facts["living"]["line"]["line"] == at("for row in")
+    assert diagnosed(waits_for_reader(filling(3, "Reader.spy"))).findings[0].facts["living"] is None
+
+
+def test_a_thread_died_for_a_wait_only_if_no_other_function_serves_it_in_a_living_thread() -> None:
+    assert diagnosed(waits_for_reader(filling(at("for row in")), dead=(DEAD,))).cause == "lock_cycle"
+    same = replace(DEAD, entry_place=line(at("for row in"), "fill"))
+    for seen, thread in (
+        (waits_for_reader(filling(at("for row in")), dead=(same,)), "Thread-1"),
+        (waits_for_reader(filling(3, "Reader.spy"), dead=(DEAD,)), "Thread-1"),
+        (waits_for_reader(dead=(DEAD,)), None),
+    ):
+        found = diagnosed(seen).findings[0]
+        living = found.facts["living"]
+        assert (found.code, living and living["thread"]) == ("thread_died", thread)
+
+
 def test_a_lock_that_all_threads_wait_for_is_told_with_the_way_out_that_keeps_it() -> None:
     takes = [frame(at("with self.index"), function="write"), frame(at("self.index.acquire()"), function="drop")]
     workers = (stack(WAIT, one, tid=500 + each, thread="Thread-1") for each, one in enumerate(takes))

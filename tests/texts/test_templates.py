@@ -32,6 +32,35 @@ TABLES = {LEFT_OPEN, SHARED, "child_wait", "could_end", "refused", "what_follows
 LINE = Place(file="/own/train.py", line=31)
 # Facts of causes that no frozen evidence shows, or not in each variant.
 BY_HAND: dict[str, list[dict[str, Any]]] = {
+    "rank_conditional_collective": [
+        {
+            "variant": "recomputed",
+            "own_call": {"op": "all_reduce", "number": 3, "group": "0", "line": LINE},
+            "finished": (0,),
+            "recomputed_function": "Block.forward",
+            "recomputed_at": LINE,
+            "last_module": "blocks.3",
+            "condition": None,
+            "inside_with": None,
+        },
+    ],
+    "rpc_deadlock": [
+        {
+            "callers": ({"ranks": (0, 1), "call": "rpc_sync", "line": LINE},),
+            "handlers": (
+                {
+                    "ranks": (0,),
+                    "function": "add",
+                    "line": LINE,
+                    "calls": "rpc_sync",
+                    "lock_taken_at": None,
+                    "thread": "",
+                },
+                {"ranks": (1,), "function": "add", "line": LINE, "calls": "", "lock_taken_at": LINE, "thread": "bg"},
+                {"ranks": (2,), "function": "add", "line": None, "calls": "", "lock_taken_at": None, "thread": ""},
+            ),
+        },
+    ],
     "debugger_waits": [
         {"debugger": "pdb", "closed": False, "target": "/dev/pts/3"},
         {"debugger": "debugpy", "closed": True, "target": ""},
@@ -149,8 +178,16 @@ BY_HAND: dict[str, list[dict[str, Any]]] = {
     ],
     "transport": [{"variant": "not delivered", "waiting_ranks": 2, "blocked_in": "all_reduce"}],
     "thread_died": [
-        {"died": "thread", "error": "ValueError: x", "raised_at": place, "function": "step", "line": None}
+        {
+            "died": "thread",
+            "error": "ValueError: x",
+            "raised_at": place,
+            "function": "step",
+            "line": None,
+            "living": living,
+        }
         for place in (None, LINE)
+        for living in (None, {"thread": "reader", "call": "Queue.get", "line": LINE, "function": "fill"})
     ],
     "diverged_before_history": [{"group": "0"}],
     "recorder_lacks_numbers": [{"group": "0", "ranks": (0, 1)}],

@@ -112,6 +112,37 @@ def callers(calls: Sequence[Mapping[str, Any]], ranks: Sequence[int] | None = No
     return listing([f"{names} called {text}" for names, text in ranks_by_text(texts)])
 
 
+def living_at(thread: Mapping[str, Any]) -> str:
+    """Return where a living thread is: " and waits in Queue.get (train.py:5)" or " (train.py:5)"."""
+    return (f" and waits in {thread['call']}" if thread["call"] else "") + location_in_brackets(thread["line"])
+
+
+def rpc_callers(calls: Sequence[Mapping[str, Any]]) -> str:
+    """Return which ranks wait in which remote call: "ranks 0, 1 wait for an answer in rpc_sync (train.py:8)"."""
+    texts = [
+        f"{ranks(call['ranks'])} {verb_for('waits', call['ranks'])} for an answer in {call['call']}"
+        f"{location_in_brackets(call['line'])}"
+        for call in calls
+    ]
+    return listing(texts)
+
+
+def rpc_handlers(handlers: Sequence[Mapping[str, Any]]) -> str:
+    """Return what the functions that serve remote calls wait for, on which ranks."""
+    return listing([f"on {ranks(handler['ranks'])}, {_rpc_handler(handler)}" for handler in handlers])
+
+
+def _rpc_handler(handler: Mapping[str, Any]) -> str:
+    line = location_in_brackets(handler["line"])
+    if handler["calls"]:
+        return f"{handler['function']} serves a remote call and waits in {handler['calls']} itself{line}"
+    text = f"{handler['function']} serves a remote call and waits for a lock{line}"
+    if handler["lock_taken_at"] is None:
+        return text
+    owner = f"thread {handler['thread']}" if handler["thread"] else "training thread"
+    return f"{text}, which the {owner} took{location_in_brackets(handler['lock_taken_at'])} before its own remote call"
+
+
 _MAX_CYCLE_LINKS = 4  # waits that a sentence lists; the others are only counted
 
 
@@ -257,6 +288,7 @@ FILTERS: dict[str, Callable[..., str]] = {
     "inside": in_function,
     "last_line": last_line,
     "last_progress": last_progress,
+    "living_at": living_at,
     "located": location_in_brackets,
     "location": location,
     "missing_gradients": missing_on_rank,
@@ -269,6 +301,8 @@ FILTERS: dict[str, Callable[..., str]] = {
     "process": child_process,
     "ranks": ranks,
     "refused": refused_resource,
+    "rpc_callers": rpc_callers,
+    "rpc_handlers": rpc_handlers,
     "shorten": shorten,
     "wait": blocked_rank,
     "wait_cycle": wait_cycle,

@@ -32,6 +32,7 @@ class Caveat(StrEnum):
     NO_PROGRAM_LINE = "no_line_of_the_program"  # no line of the program is known
     CAUGHT_EXCEPTION = "caught_something"  # a rank at fault caught an exception
     UNKNOWN_SETTER = "waits_for_anybody"  # the run does not show which rank should have set the store key
+    WAIT_WITHOUT_NAME = "wait_without_a_name"  # the stacks do not show that the wait is for a lock of Python
     WAIT_WITHOUT_HOLDER = "lost_wake_up"  # a condition, event or queue, which has no holder
     LOCK_TAKEN_TWICE = "lock_of_its_own"  # the child process may have taken the lock twice itself
     MISSING_HEARTBEAT = "loop_without_a_beat"  # without a heartbeat, a native call looks like a loop
@@ -272,9 +273,12 @@ class Cause(StrEnum):
     TRANSPORT = replace(_HANG, code="transport", kinds=(_STARVED,), certain_by=(_E.KERNEL,),
         second_run=(SecondRun.OTHER_BACKEND, SecondRun.AGAIN), shown_by=programs("net_cut"))
     BACKWARD_FUNCTION_BLOCKED = replace(_HANG, code="backward_function_blocked", kinds=(_DEADLOCK,),
-        certain_by=(_E.KERNEL,), shown_by=programs("backward_lock"))
+        certain_by=(_E.KERNEL,), certain_unless=(Caveat.WAIT_WITHOUT_NAME,), shown_by=programs("backward_lock"))
     LOCK_CYCLE = replace(_HANG, code="lock_cycle", kinds=(_DEADLOCK, _STARVED), certain_by=(_E.CLOSED,),
-        certain_unless=(Caveat.WAIT_WITHOUT_HOLDER,), shown_by=programs("forward_lock", "groups_monitored_barrier"))
+        certain_unless=(Caveat.WAIT_WITHOUT_NAME, Caveat.WAIT_WITHOUT_HOLDER),
+        shown_by=programs("forward_lock", "groups_monitored_barrier", "thread_logger_died"))
+    RPC_DEADLOCK = replace(_HANG, code="rpc_deadlock", kinds=(_DEADLOCK, _STARVED), certain_by=(_E.CLOSED,),
+        shown_by=programs("rpc_locks_crossed",))
     STOPPED_PROCESS = replace(_HANG, code="stopped_process", kinds=(_STOPPED,), certain_by=(_E.FACT,),
         enters_tree=_NEVER, shown_by=programs("proc_stopped_child", "signal_stop_self"))
     INFINITE_LOOP = replace(_HANG, code="infinite_loop", kinds=(_LIVELOCK,), certain_by=(_E.SAMPLES,),
@@ -294,7 +298,7 @@ class Cause(StrEnum):
         shown_by=by_test("tests/core/test_aftermath.py", "needs a job that was not watched"))
     SLOW = replace(_FAILURE, code="slow", severity=Severity.WARNING, ok_severity=Severity.WARNING,
         certain_by=(_E.SAMPLES,), second_run=None, enters_tree=_NEVER, criteria="limits.",
-        shown_by=programs("forward_slow_loop"))
+        shown_by=programs("forward_slow_loop", "rank_busy_past_timeout"))
     UNUSED_PARAMS = replace(_FAILURE, code="unused_params", certain_by=(_E.RAISED,), second_run=(SecondRun.NAMES,),
         signatures=(_UNFINISHED,), shown_by=programs("ddp_unused_branch", "ddp_unused_never"))
     RANK_CONDITIONAL_UNUSED_PARAMS = replace(_HANG, code="rank_conditional_unused_params", verdicts=_FAIL_OR_HANG,

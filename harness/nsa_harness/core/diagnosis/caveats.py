@@ -15,7 +15,7 @@ from nsa_harness.core.diagnosis.context import DiagnosisContext, is_same_excepti
 from nsa_harness.core.diagnosis.explanation import Explanation, OpenQuestion
 from nsa_harness.core.evidence.evidence import Ending, RankSnapshot
 from nsa_harness.core.evidence.exit_messages import timeout_message
-from nsa_harness.core.evidence.stacks import in_probe
+from nsa_harness.core.evidence.stacks import in_probe, native_wait, user_frame
 from nsa_harness.core.report import Fact, Status
 from nsa_harness.core.verdict.verdict import FailureKind
 from nsa_harness.core.verdict.wait import Wait, WaitKind
@@ -174,6 +174,27 @@ def _exception_only_at_fault(context: DiagnosisContext, explanation: Explanation
     )
 
 
+def _wait_without_name(context: DiagnosisContext, explanation: Explanation) -> OpenQuestion | None:
+    """Return an open question if nothing shows that the rank at fault, or its thread at fault, waits for a lock of
+    Python.
+
+    Neither its innermost line in a library, nor its native frames, nor the source of its line show it. The wait may
+    then be one of native code, which ends without any thread of Python.
+    """
+    root = next((root for root in context.roots if root.rank in explanation.ranks), None)
+    if root is None or root.kind is not WaitKind.LOCK or root.rank not in context.last_snapshot:
+        return None
+    stacks = [stack for stack in context.last_snapshot[root.rank].stacks if native_wait(stack) is None and stack.frames]
+    lines = [(stack, line) for stack in stacks if (line := user_frame(stack.frames)) and explanation.place]
+    unnamed = any(
+        (line.file, line.line) == (explanation.place.file, explanation.place.line)
+        and not context.program.locks_taken_at(stack.frames[0])
+        for stack, line in lines
+        if explanation.place
+    )
+    return _question(Caveat.WAIT_WITHOUT_NAME) if unnamed else None
+
+
 def _wait_without_holder(context: DiagnosisContext, explanation: Explanation) -> OpenQuestion | None:
     """Return an open question if the rank at fault waits on a condition, event, queue or future.
 
@@ -220,6 +241,7 @@ _CAVEAT_CHECKS: dict[Caveat, Check] = {
     Caveat.NO_PROGRAM_LINE: _no_program_line,
     Caveat.CAUGHT_EXCEPTION: _exception_only_at_fault,
     Caveat.UNKNOWN_SETTER: lambda *_: _question(Caveat.UNKNOWN_SETTER),  # the evidence of a run can never rule this out
+    Caveat.WAIT_WITHOUT_NAME: _wait_without_name,
     Caveat.WAIT_WITHOUT_HOLDER: _wait_without_holder,
     Caveat.LOCK_TAKEN_TWICE: lambda *_: _question(
         Caveat.LOCK_TAKEN_TWICE

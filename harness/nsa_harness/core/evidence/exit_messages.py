@@ -83,6 +83,17 @@ TIMEOUT_MESSAGE = re.compile(
 )
 
 
+_TIMEOUT_MS = re.compile(
+    r"Timed out waiting (\d+) ?ms|Timeout\(ms\)=(\d+)|[Tt]imed out after (\d+) ?(?:ms|milli)|Barrier in (\d+) ?ms"
+)
+
+
+def timeout_s(message: str) -> float | None:
+    """Return the timeout of the process group, in seconds, that a message of torch names, or None if it names none."""
+    match = _TIMEOUT_MS.search(message)
+    return next((int(number) / 1000 for number in match.groups() if number), None) if match else None
+
+
 _LAST_BEFORE_ABORT = re.compile(r"Watchdog caught|what\(\):")
 
 

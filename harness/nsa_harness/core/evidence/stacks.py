@@ -6,12 +6,13 @@ import json
 import re
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from enum import StrEnum
 from itertools import groupby, islice, takewhile
 from typing import Any
 
 from nsa_harness.core.evidence.evidence import Frame, Stack
-from nsa_harness.core.evidence.host import Process
+from nsa_harness.core.evidence.host import Process, Task
 
 _MAX_FRAMES = 200
 _MAX_THREADS = 256
@@ -54,7 +55,9 @@ def parse_py_spy(text: str, source: str) -> tuple[Stack, ...]:
                 frames=tuple(
                     Frame(file=str(frame["filename"]), line=int(frame["line"]), function=str(frame["name"]))
                     for frame in thread["frames"][:_MAX_FRAMES]
+                    if frame.get("module") is None  # py-spy names a module only for native frames (--native)
                 ),
+                native=_native(thread["frames"]),
                 source=source,
                 gil=bool(thread.get("owns_gil")),
                 arguments=_arguments(thread["frames"][:_MAX_FRAMES]),
@@ -68,6 +71,7 @@ def parse_py_spy(text: str, source: str) -> tuple[Stack, ...]:
 _PY_SPY_PROCESS = re.compile(r"^Process (\d{1,10}): ")
 _PY_SPY_THREAD = re.compile(r'^Thread (?:(\d{1,10})|0x[0-9A-Fa-f]+) \(([^)]{1,40})\)(?:: "(.*)")?$')
 _PY_SPY_FRAME = re.compile(r"^ {4}(\S.*) \((.+?)(?::(\d+))?\)$")
+_NATIVE_FILE = re.compile(r"\.so(?:\.[\d.]+)?$|\.(?:c|cc|cpp|cu|h|hpp)$|(?:^|/)python3?[\d.]*$")  # --native
 
 
 def parse_py_spy_text(text: str) -> dict[int, tuple[Stack, ...]]:
@@ -87,7 +91,7 @@ def parse_py_spy_text(text: str) -> dict[int, tuple[Stack, ...]]:
         elif thread := _PY_SPY_THREAD.match(line):
             threads.append((thread[3] or "", int(thread[1]) if thread[1] else None, thread[2], []))
         elif threads and (frame := _PY_SPY_FRAME.match(line)) and len(threads[-1][3]) < _MAX_FRAMES:
-            file = _with_directory(frame[2])
+            file = frame[2] if _NATIVE_FILE.search(frame[2]) else _with_directory(frame[2])
             threads[-1][3].append(Frame(file=file, line=int(frame[3] or 0), function=frame[1]))
     return {
         pid: tuple(
@@ -95,7 +99,11 @@ def parse_py_spy_text(text: str) -> dict[int, tuple[Stack, ...]]:
                 thread=name,
                 tid=tid,
                 active="active" in state,
-                frames=tuple(frames),
+                frames=tuple(frame for frame in frames if not _NATIVE_FILE.search(frame.file)),
+                native=_native_texts(
+                    (frame.function, frame.file)
+                    for frame in takewhile(lambda frame: _NATIVE_FILE.search(frame.file), frames)
+                ),
                 source="py-spy",
                 gil="gil" in state,
             )
@@ -257,6 +265,8 @@ class ThreadWait:
     ended_by: str  # the action of another thread that ends the wait, for a sentence
 
 
+_TORCH_FUTURE = "torch/futures/__init__.py"
+_FUTURE = ThreadWait(call="Future.result", awaited_item="the result of a future", ended_by="give it")
 A_LOCK = ThreadWait(call="a lock", awaited_item="a lock", ended_by="release it")
 _AWAITED = {
     ("/queue.py", "get"): ThreadWait(call="Queue.get", awaited_item="an item of a queue", ended_by="put one into it"),
@@ -270,9 +280,8 @@ _AWAITED = {
     ("/threading.py", "Barrier.wait"): ThreadWait(
         call="Barrier.wait", awaited_item="a barrier of threads", ended_by="come to it"
     ),
-    ("concurrent/futures/_base.py", "result"): ThreadWait(
-        call="Future.result", awaited_item="the result of a future", ended_by="give it"
-    ),
+    ("concurrent/futures/_base.py", "result"): _FUTURE,
+    (_TORCH_FUTURE, "wait"): replace(_FUTURE, call="Future.wait"),
 }
 
 
@@ -287,6 +296,51 @@ def thread_wait(frames: Sequence[Frame]) -> ThreadWait:
             if frame.file.endswith(file) and own == name:
                 return wait
     return A_LOCK
+
+
+class NativeWait(StrEnum):
+    """A kind of wait that the frames below the program's innermost line show."""
+
+    PYTHON_LOCK = "a lock"  # a lock, condition or semaphore of Python, which only Python code releases
+    WORK = "Work.wait"  # the handle of an asynchronous collective
+    FUTURE = "Future.wait"  # a future of torch, which an RPC or a collective may complete
+    STORE = "a store wait"
+    DEVICE = "a device synchronization"
+    UNNAMED = "native code"  # of another library, or the native frames could not be read
+
+
+UNREAD_NATIVE = ("?",)  # native frames that were needed and could not be read
+_NATIVE_WAITS = (
+    (NativeWait.WORK, re.compile(r"c10d::\S*Work\w*::(?:wait|synchronize)|c10d::wait_tensor")),
+    (NativeWait.FUTURE, re.compile(r"(?:PythonFutureWrapper|ivalue::Future)::wait")),
+    (NativeWait.STORE, re.compile(r"c10d::\w*Store::")),
+    (NativeWait.DEVICE, re.compile(r"[sS]ynchronize")),
+)
+_C_LIBRARY = re.compile(r"\((?:libc|libpthread|ld-linux|linux-vdso)\b")
+_PYTHON_MODULE = re.compile(r"\((?:libpython3|python3?|_multiprocessing\b)")
+_DEVICE_FILES = ("torch/cuda/__init__.py", "torch/cuda/streams.py")
+
+
+def native_wait(stack: Stack) -> NativeWait | None:
+    """Return the kind of the thread's wait below the program's innermost line, or None if the frames do not show it.
+
+    The innermost Python frame decides if it belongs to the standard library or to a file of torch that only waits.
+    Otherwise the native frames decide, if they were read.
+    """
+    leaf = stack.frames[0] if stack.frames else None
+    if leaf is not None and is_standard(leaf.file):
+        return NativeWait.PYTHON_LOCK
+    if leaf is not None and leaf.file.endswith(_TORCH_FUTURE):
+        return NativeWait.FUTURE
+    if leaf is not None and leaf.file.endswith(_DEVICE_FILES):
+        return NativeWait.DEVICE
+    for kind, pattern in _NATIVE_WAITS:
+        if any(pattern.search(function) for function in stack.native):
+            return kind
+    caller = next((function for function in stack.native if not _C_LIBRARY.search(function)), None)
+    if caller is not None and _PYTHON_MODULE.search(caller):
+        return NativeWait.PYTHON_LOCK
+    return NativeWait.UNNAMED if stack.native else None
 
 
 # Functions in which a debugger reads its next command, or waits for a client to connect or to continue. Library frames
@@ -376,6 +430,38 @@ def _is_group_file(file: str) -> bool:
     return _GROUP_CALLS in file or file.endswith(_WRAPPED)
 
 
+_RECOMPUTES = ("torch/utils/checkpoint.py", ("recompute_fn", "unpack_hook", "backward"))
+
+
+def recomputed_frame(frames: Sequence[Frame]) -> Frame | None:
+    """Return the program's outermost frame that activation checkpointing runs a second time, in the backward pass.
+
+    Return None if the thread is in no recomputation. `frames` are innermost first.
+    """
+    boundary = next((at for at, frame in enumerate(frames) if _within((frame,), *_RECOMPUTES)), 0)
+    own = [frame for frame in frames[:boundary] if not is_library(frame.file)]
+    return own[-1] if own else None
+
+
+_RPC_CALLS = "torch/distributed/rpc/api.py"
+_RPC_SERVICE = ("torch/distributed/rpc/internal.py", ("_run_function",))
+
+
+def rpc_call(frames: Sequence[Frame]) -> str:
+    """Return the function of torch.distributed.rpc in which the thread waits for an answer, or "" if it is in none.
+
+    `shutdown` does not count: it waits for all ranks, as a collective does. `frames` are innermost first.
+    """
+    inside = takewhile(lambda frame: is_library(frame.file), frames)
+    names = [frame.function.rpartition(".")[2] for frame in inside if frame.file.endswith(_RPC_CALLS)]
+    return next((name for name in names if name in ("rpc_sync", "remote")), "")
+
+
+def serves_rpc(frames: Sequence[Frame]) -> bool:
+    """Whether the thread runs a function that another rank called through torch.distributed.rpc."""
+    return _within(frames, *_RPC_SERVICE)
+
+
 def _runs_backward(stack: Stack | None) -> bool:
     return stack is not None and in_function(stack.frames, "torch/autograd/graph.py") is not None
 
@@ -393,26 +479,50 @@ _PYSTACK_THREAD = re.compile(r"^Traceback for thread (\d+)(?: \(.*?\))?((?: \[[^
 _PYSTACK_FRAME = re.compile(r'^\s+\(Python\) File "(.*)", line (\d+), in (.*)$')
 
 
-def stack_that_needs_native_frames(
-    stacks: Sequence[Stack], process: Process, event_tids: Iterable[int], last: Frame | None
-) -> Stack | None:
-    """Return the training thread's stack if its Python frames do not show what the thread is doing.
+def stacks_that_need_native_frames(
+    stacks: Sequence[Stack], process: Process, event_tids: Iterable[int], last: Frame | None, *, has_probe: bool
+) -> tuple[Stack, ...]:
+    """Return the stacks of the threads whose Python frames do not show what the thread does, and that have no native
+    frames yet.
 
-    This is so if the thread holds the GIL without running. It is also so if the thread runs or is in an unknown system
-    call and is still in `last`, its line in an earlier snapshot. A stopped process, or one in state D, cannot be
-    sampled. `event_tids` are the ids of the threads that recorded progress events, one of which may be the training
-    thread.
+    This is the training thread if it holds the GIL without running. It is also the training thread if it runs or is in
+    an unknown system call and is still in `last`, its line in an earlier snapshot. If the training thread is blocked,
+    these are all threads that may be in a wait of native code and not in a wait for a lock of Python. A stopped
+    process, or one in state D, cannot be sampled.
+
+    `event_tids` are the ids of the threads that recorded progress events, one of which may be the training thread. A
+    rank without the probe (`has_probe`) may also wait for a key of the store in a system call that reads.
     """
     stack = training_stack(stacks, process.pid, event_tids)
-    task = next((task for task in process.tasks if stack and task.tid == (stack.tid or process.pid)), None)
+    tasks = {task.tid: task for task in process.tasks}
+    task = tasks.get(stack.tid or process.pid) if stack else None
     if stack is None or task is None or not stack.frames or process.state in "DTtZX":
-        return None
+        return ()
     if not stack.source.startswith("py-spy"):  # py-spy cannot read this process, and so no native frames either
-        return None
-    if stack.gil and task.state != "R" and task.syscall != "running":
-        return stack
+        return ()
     unknown = task.syscall in ("", "running") or task.syscall.isdigit()
-    return stack if unknown and stack.frames[0] == last else None
+    keeps_gil = stack.gil and task.state != "R" and task.syscall != "running"
+    may_read_store = not has_probe and task.syscall in _STORE_READS and _calls_native_code(stack)
+    if keeps_gil or may_read_store or (unknown and stack.frames[0] == last):
+        return () if stack.native else (stack,)
+    if not _is_in_lock(task):
+        return ()
+    blocked = (other for other in stacks if other.frames and _is_in_lock(tasks.get(other.tid or process.pid)))
+    return tuple(other for other in blocked if not other.native and _calls_native_code(other))
+
+
+_STORE_READS = ("poll", "ppoll", "recvfrom", "read")
+
+
+def _is_in_lock(task: Task | None) -> bool:
+    return task is not None and task.syscall == "futex" and task.timed is False
+
+
+def _calls_native_code(stack: Stack) -> bool:
+    """Whether the innermost Python frame does not show what the thread waits for: the program's, or a library's."""
+    leaf = stack.frames[0]
+    named = is_standard(leaf.file) or in_probe(leaf.file) or is_poller(stack) or group_call(stack.frames) is not None
+    return not named and not leaf.file.endswith((_TORCH_FUTURE, *_DEVICE_FILES))
 
 
 def parse_native(text: str) -> dict[int, tuple[str, ...]]:
@@ -455,7 +565,12 @@ def parse_pystack(text: str) -> tuple[Stack, ...]:
 def _native(frames: list[dict[str, object]]) -> tuple[str, ...]:
     """Return the C functions called below the innermost Python frame, such as "sleep (libc.so.6)"."""
     native = takewhile(lambda frame: frame.get("module") is not None, frames)
-    texts = (f"{_function(str(frame['name']))} ({str(frame['module']).rpartition('/')[2]})" for frame in native)
+    return _native_texts((str(frame["name"]), str(frame["module"])) for frame in native)
+
+
+def _native_texts(frames: Iterable[tuple[str, str]]) -> tuple[str, ...]:
+    """Return native frames, given as (function, module), as text. Equal neighbours are merged."""
+    texts = (f"{_function(function)} ({module.rpartition('/')[2]})" for function, module in frames)
     return tuple(text[:200] for text, _ in islice(groupby(texts), _MAX_NATIVE))
 
 

@@ -18,7 +18,7 @@ from nsa_harness.core.diagnosis.engine import Diagnosis
 from nsa_harness.core.diagnosis.explanation import make_finding
 from nsa_harness.core.evidence.evidence import Ending, Evidence, RankEvidence, RankSnapshot
 from nsa_harness.core.evidence.host import Gpu, sigterm_reaction
-from nsa_harness.core.evidence.stacks import user_frame
+from nsa_harness.core.evidence.stacks import recomputed_frame, user_frame
 from nsa_harness.core.outcome.callstacks import call_stacks
 from nsa_harness.core.outcome.wording import (
     Meshes,
@@ -635,14 +635,20 @@ def _verdict(
 
 
 def _phase(evidence: Evidence, culprit: Culprit | None) -> str | None:
+    """Return the kind of the latest training event of the ranks at fault, or of the first rank that stopped."""
     events = [
-        rank.status_file.latest_training_event or rank.status_file.latest_event
+        (event.at_s, rank.rank, event.kind)
         for rank in evidence.ranks
         if rank.status_file
-        and rank.status_file.latest_event
+        and (event := rank.status_file.latest_training_event or rank.status_file.latest_event)
         and (culprit is None or not culprit.ranks or rank.rank in culprit.ranks)
     ]
-    return min(events, key=lambda event: event.at_s).kind if events else None
+    if not events:
+        return None
+    _, first, kind = min(events)
+    ranks = evidence.snapshots[-1].ranks if evidence.snapshots and evidence.ending is Ending.STALL else ()
+    stack = next((rank_stack(rank) for rank in ranks if rank.rank == first), None)
+    return "recomputation in backward" if stack and recomputed_frame(stack.frames) else kind
 
 
 def _victims(evidence: Evidence, culprit: Culprit | None) -> tuple[int, ...]:

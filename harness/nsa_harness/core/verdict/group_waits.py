@@ -17,13 +17,12 @@ from nsa_harness.core.evidence.evidence import (
     Stack,
     StatusFile,
 )
-from nsa_harness.core.evidence.stacks import group_call, in_probe
+from nsa_harness.core.evidence.stacks import NativeWait, group_call, in_probe, native_wait
 from nsa_harness.core.verdict.motion import rank_stack
 from nsa_harness.core.verdict.wait import WaitKind, WaitState
 
 _TORCH_DISTRIBUTED = "torch/distributed/"
 _CHECKPOINT = "torch/distributed/checkpoint/"  # reads and writes files, which may be slow, and waits for no rank
-_DEVICE = ("torch/cuda/__init__.py", "torch/cuda/streams.py")
 _SENDS = {"send", "isend", "send_object_list"}
 _RECEIVES = {"recv", "irecv", "recv_object_list"}
 _BOTH_WAYS = {"batch_isend_irecv"}
@@ -112,7 +111,11 @@ def group_wait(
     frames = stack.frames if stack else ()
     if computes and not (job.spins_for_device and _spins_for_device(frames, stack, still)):
         return None
-    inside = bool(frames) and _is_inside(frames[0])
+    wait_kind = native_wait(stack) if stack else None
+    if rank.status_file is None and wait_kind is NativeWait.STORE:
+        others = job.others(rank.rank)
+        return WaitState(kind=WaitKind.STORE, peers=others, is_closed=bool(others) and not job.invisible_ranks)
+    inside = bool(frames) and (_is_inside(frames[0]) or wait_kind is NativeWait.WORK)
     call = _open_call(rank)
     if call is not None and (inside or not frames) and (wait := _unrecorded_wait(rank, call, job)):
         return wait
@@ -131,9 +134,9 @@ def _spins_for_device(frames: Sequence[Frame], stack: Stack | None, still: bool)
     if stack is None or not frames:
         return True
     leaf = frames[0]
-    if _is_inside(leaf) or leaf.file.endswith(_DEVICE) or leaf.function == "_engine_run_backward":
+    if _is_inside(leaf) or leaf.function == "_engine_run_backward":
         return True
-    return any("ynchronize" in function for function in stack.native) or (still and not stack.gil)
+    return native_wait(stack) in (NativeWait.DEVICE, NativeWait.WORK) or (still and not stack.gil)
 
 
 def _open_call(rank: RankSnapshot) -> Call | None:

@@ -8,11 +8,13 @@ from dataclasses import dataclass, replace
 from nsa_harness.core.evidence.evidence import Frame, RankSnapshot, Stack
 from nsa_harness.core.evidence.host import Process, Task
 from nsa_harness.core.evidence.stacks import (
+    NativeWait,
     awaits_result,
     awaits_task,
     in_function,
     is_poller,
     is_worker,
+    native_wait,
     serves_pool,
     training_stack,
     user_frame,
@@ -21,7 +23,7 @@ from nsa_harness.core.source_code.loops import only_polls, only_reports
 from nsa_harness.core.verdict.motion import BUSY_SHARE, SLEEPS, STARVED_SHARE, Motion, cpu_share, has_connection_traffic
 from nsa_harness.core.verdict.wait import KIND_OF_MOTION, ChildWait, WaitKind, WaitState
 
-_LIBRARY_THREADS = ("gloo", "pt_", "cuda", "nccl", "jemalloc")
+_LIBRARY_THREADS = ("gloo", "pt_", "cuda", "nccl", "jemalloc", "TP_")  # TP_: TensorPipe, which spins
 POLLING_WAKES = 2  # a thread that woke up this often and sleeps again on the same line is in a polling loop
 _BLOCKING_IO = {"read", "write", "recvfrom", "recvmsg", "sendto", "sendmsg", "connect", "fsync", "flock"}
 
@@ -43,16 +45,21 @@ def _native_thread_may_act(task: Task) -> bool:
 def _may_act(stack: Stack, tasks: Mapping[int, Task]) -> bool:
     """Return whether a Python thread could end the wait of another thread.
 
-    It could unless it waits for a lock or only polls.
+    It could unless it waits for a lock or only polls. A wait in native code, such as for the handle of a collective,
+    may end.
     """
     if is_poller(stack):
         return False
     task = tasks.get(stack.tid) if stack.tid else None
     if task is not None and task.wake_count >= POLLING_WAKES and only_reports(stack.loop):
         return False
+    if native_wait(stack) not in _ENDED_BY_PYTHON:
+        return True
     return task is None or task.syscall != "futex" or task.timed is not False
 
 
+# Kinds of waits that only a Python thread of the process can end. None: the native frames were not read.
+_ENDED_BY_PYTHON = (None, NativeWait.PYTHON_LOCK)
 _CHILD_CALLS = {"wait4", "waitid"}
 _FILE_LOCKS = {"flock", "fcntl"}
 _READS = {"read", "readv", "recvfrom", "recvmsg"}
@@ -150,6 +157,7 @@ class _Family:
     actors: Mapping[int, _Actor]  # by process id; the rank's own process comes first
     owners: Mapping[int, int]  # process id -> rank, for all other ranks and their child processes
     elapsed_s: float  # time between the two snapshots
+    has_probe: bool  # the rank's status file shows its collectives
 
 
 def host_wait(
@@ -169,7 +177,9 @@ def host_wait(
         stacks = rank.child_stacks.get(child.pid, ())
         main_stack = training_stack(stacks, child.pid)
         actors[child.pid] = _Actor(process=child, before=earlier.get(child.pid), stacks=stacks, stack=main_stack)
-    family = _Family(rank=rank.rank, actors=actors, owners=owners, elapsed_s=elapsed_s)
+    family = _Family(
+        rank=rank.rank, actors=actors, owners=owners, elapsed_s=elapsed_s, has_probe=rank.status_file is not None
+    )
     return _wait_of(family, rank.pid, ())
 
 
@@ -207,9 +217,23 @@ def _lock(family: _Family, actor: _Actor, task: Task, above: tuple[int, ...]) ->
     if task.target:
         return _shared_lock(family, actor, task, above)
     is_closed = task.timed is False and actor.stack is not None and not actor.may_act
+    if actor.stack is not None and not actor.stack.gil:
+        wait = native_wait(actor.stack)
+        # With the probe, a future of torch that a collective completes counts as a wait in this collective.
+        is_closed &= wait in _ENDED_BY_PYTHON or (wait is NativeWait.FUTURE and family.has_probe)
     computing = actor.computing(family.elapsed_s) if task.timed is False else ()
     motion = Motion.BURNING if computing else Motion.WAITING
     return _unless_busy(family, WaitState(kind=WaitKind.LOCK, is_closed=is_closed, motion=motion, computing=computing))
+
+
+def lock_is_closed(process: Process, stacks: Sequence[Stack], stack: Stack, idle: Sequence[Stack]) -> bool:
+    """Whether a thread of the process waits for a lock of Python that no other thread may release.
+
+    `stack` is its stack. Threads with a stack in `idle` may not release it, because they wait for other ranks.
+    """
+    actor = _Actor(process=process, before=None, stacks=tuple(stacks), stack=stack)
+    is_in_lock = actor.task is not None and actor.task.syscall == "futex" and actor.task.timed is False
+    return is_in_lock and native_wait(stack) in _ENDED_BY_PYTHON and not actor.thread_may_act(idle)
 
 
 def _shared_lock(family: _Family, actor: _Actor, task: Task, above: tuple[int, ...]) -> WaitState:

@@ -16,6 +16,7 @@ class WaitKind(StrEnum):
     POINT_TO_POINT = "point_to_point"
     STORE = "store"  # a key that no rank has set yet
     GROUP_CREATION = "group_creation"  # init_process_group or new_group, which some rank has not entered
+    RPC = "rpc"  # the answer of a remote call
     TRANSPORT = "transport"  # every rank is in the same collective or transfer, which does not complete
     LOCK = "lock"
     FILE_LOCK = "file_lock"

@@ -15,7 +15,15 @@ from nsa_harness.core.evidence.evidence import (
     Stack,
     StatusFile,
 )
-from nsa_harness.core.evidence.stacks import debugger, group_call, in_function, thread_wait, user_frame
+from nsa_harness.core.evidence.stacks import (
+    NativeWait,
+    debugger,
+    group_call,
+    in_function,
+    native_wait,
+    thread_wait,
+    user_frame,
+)
 from nsa_harness.core.evidence.steps import python_calls
 from nsa_harness.core.verdict.group_waits import TRANSFERS, JobState, group_wait, job_state, operation
 from nsa_harness.core.verdict.host_waits import host_wait, is_library
@@ -30,6 +38,7 @@ from nsa_harness.core.verdict.motion import (
     task_of,
     thread_cpu_s,
 )
+from nsa_harness.core.verdict.rpc_waits import rpc_wait
 from nsa_harness.core.verdict.wait import KIND_OF_MOTION, Wait, WaitKind, WaitState
 
 # Frames that are on a stack only during compilation, not while compiled code runs.
@@ -78,7 +87,7 @@ def _graph(before: Snapshot, after: Snapshot, job: JobState) -> WaitGraph:
     earlier = {rank.rank: rank for rank in before.ranks}
     elapsed_s = max(after.at_s - before.at_s, 1e-3)
     owners = {pid: rank.rank for rank in after.ranks for pid in (rank.pid, *(child.pid for child in rank.children))}
-    waits = [_wait(earlier.get(number), rank, job, owners, elapsed_s) for number, rank in job.living.items()]
+    waits = [_wait(earlier, rank, job, owners, elapsed_s) for rank in job.living.values()]
     waits += [
         Wait(rank=rank, motion=Motion.GONE, kind=WaitKind.GONE, blocked_in=_TEXTS[WaitKind.GONE], is_closed=True)
         for rank in sorted(job.exited_ranks)
@@ -87,8 +96,13 @@ def _graph(before: Snapshot, after: Snapshot, job: JobState) -> WaitGraph:
 
 
 def _wait(
-    before: RankSnapshot | None, rank: RankSnapshot, job: JobState, owners: Mapping[int, int], elapsed_s: float
+    earlier: Mapping[int, RankSnapshot],
+    rank: RankSnapshot,
+    job: JobState,
+    owners: Mapping[int, int],
+    elapsed_s: float,
 ) -> Wait:
+    before = earlier.get(rank.rank)
     rank_motion = motion(before, rank, elapsed_s)
     stack = rank_stack(rank)
     frames = stack.frames if stack else ()
@@ -97,7 +111,9 @@ def _wait(
     kind = KIND_OF_MOTION.get(rank_motion, WaitKind.UNKNOWN)
     state = WaitState(kind=kind, motion=rank_motion, is_closed=rank_motion in _CLOSED_MOTIONS)
     if rank_motion in (Motion.BURNING, Motion.WAITING):
-        group = group_wait(rank, stack, job, computes=computes, still=_is_still(before, stack))
+        group = rpc_wait(rank, stack, job, earlier, elapsed_s) or group_wait(
+            rank, stack, job, computes=computes, still=_is_still(before, stack)
+        )
         if group is not None:
             state = group  # even if the rank uses CPU time, because NCCL spins while it waits
         elif computes:
@@ -185,7 +201,8 @@ _TEXTS = {
     WaitKind.UNKNOWN: "a wait of unknown kind",
 }
 RANK_WAITS = (
-    WaitKind.COLLECTIVE, WaitKind.POINT_TO_POINT, WaitKind.STORE, WaitKind.GROUP_CREATION, WaitKind.TRANSPORT,
+    WaitKind.COLLECTIVE, WaitKind.POINT_TO_POINT, WaitKind.STORE, WaitKind.GROUP_CREATION, WaitKind.RPC,
+    WaitKind.TRANSPORT,
 )  # fmt: skip
 
 
@@ -193,18 +210,24 @@ def _blocked_in(rank: RankSnapshot, stack: Stack | None, state: WaitState) -> st
     """Return a phrase for what a rank is blocked in, such as "all_reduce #14" or "a sleep in load"."""
     frames = stack.frames if stack else ()
     if state.kind in RANK_WAITS:
-        return _group_wait_text(state, frames, rank.status_file)
+        return _group_wait_text(state, stack, rank.status_file)
     task, user = task_of(rank, stack), user_frame(frames)
-    text = thread_wait(frames).call if state.kind is WaitKind.LOCK else _TEXTS.get(state.kind)
+    text = _lock_text(stack) if state.kind is WaitKind.LOCK else _TEXTS.get(state.kind)
     if state.kind in _AT_A_PROMPT and (debugger_name := debugger(frames)):
         text = f"the debugger {debugger_name}"
     text = text or (task.syscall if task else "io")
     return text + (f" in {user.function}" if user else "")
 
 
-def _group_wait_text(state: WaitState, frames: Sequence[Frame], status_file: StatusFile | None) -> str:
+def _lock_text(stack: Stack | None) -> str:
+    """Return a phrase for what a thread is blocked in if the kernel only shows that another thread must wake it."""
+    wait = native_wait(stack) if stack else None
+    return thread_wait(stack.frames if stack else ()).call if wait in (None, NativeWait.PYTHON_LOCK) else str(wait)
+
+
+def _group_wait_text(state: WaitState, stack: Stack | None, status_file: StatusFile | None) -> str:
     """Return a phrase for the call in which a rank is waiting for other ranks."""
-    call = state.call
+    call, frames = state.call, stack.frames if stack else ()
     if state.collective is not None:
         # gloo records some operations under another name: the call from Python has the name that the program uses.
         calls = python_calls(status_file, [state.collective]) if status_file else {}
@@ -212,7 +235,8 @@ def _group_wait_text(state: WaitState, frames: Sequence[Frame], status_file: Sta
         return f"{name} #{state.collective.seq}"
     if call is None:
         stack_call = group_call(frames)
-        return stack_call.text if stack_call else frames[0].function if frames else "a collective"
+        wait = native_wait(stack) if stack and not stack_call else None
+        return stack_call.text if stack_call else str(wait or (frames[0].function if frames else "a collective"))
     if call.key:
         return f"{call.op} of the store key {call.key}"
     return f"{call.op} with rank {call.peer}" if operation(call) in TRANSFERS and call.peer is not None else call.op

@@ -21,9 +21,10 @@ from nsa_harness.core.evidence.evidence import Collective, RankSnapshot, Snapsho
 from nsa_harness.core.evidence.flight import essential_collectives, parse_dump, parse_flight
 from nsa_harness.core.evidence.host import Gpu, Process, Socket, Task, sigterm_reaction
 from nsa_harness.core.evidence.stacks import (
+    UNREAD_NATIVE,
     in_probe,
     is_poller,
-    stack_that_needs_native_frames,
+    stacks_that_need_native_frames,
     training_stack,
     user_frame,
 )
@@ -133,7 +134,7 @@ class StackSampler:
     trouble: list[Trouble] = field(default_factory=list)
     query_bytes: dict[int, int] = field(default_factory=dict)  # pid -> bytes read and written because of queries
     last_tasks: dict[int, Task] = field(default_factory=dict)  # thread id -> the thread at the last snapshot
-    training_stacks: dict[int, Stack] = field(default_factory=dict)  # pid -> last stack of its training thread
+    last_stacks: dict[int, tuple[Stack, ...]] = field(default_factory=dict)  # pid -> stacks of the last snapshot
     pipe_requests: dict[int, PipeRequest] = field(default_factory=dict)  # pid -> request for its recorder
     servers: dict[int, Path | int | None] = field(default_factory=dict)  # pid -> the job's own worker server in it
 
@@ -264,30 +265,35 @@ class StackSampler:
             substitute = f"; read with {stacks[0].source} instead" if stacks else ""
             self._note("stacks", "; ".join(sources.failures) + substitute, rank)
         failure_count = len(sources.failures)
-        stacks = self._add_native_frames(
-            sources, stacks, [event.tid for event in status_file.events] if status_file else []
-        )
+        stacks = self._add_native_frames(sources, stacks, status_file)
         for failure in sources.failures[failure_count:]:
             self._note("native stacks", failure, rank)
         return stacks, raw
 
     def _add_native_frames(
-        self, sources: StackSources, stacks: tuple[Stack, ...], event_threads: Sequence[int]
+        self, sources: StackSources, stacks: tuple[Stack, ...], status_file: StatusFile | None
     ) -> _Threads:
-        """Return the stacks, with native frames for the training thread if they are needed."""
-        # Reading native frames stops the process, so it is done only once while the thread stays on the same line.
-        process = sources.process
-        last = self.training_stacks.get(process.pid)
-        now = training_stack(stacks, process.pid, event_threads)
-        if last and now and last.native and last.frames == now.frames:
-            stacks = tuple(replace(stack, native=last.native) if stack is now else stack for stack in stacks)
-        elif stack_that_needs_native_frames(
-            stacks, process, event_threads, last.frames[0] if last and last.frames else None
-        ):
+        """Return the stacks with the native frames of their threads, if the Python lines do not show enough.
+
+        Reading native frames stops the process, so it is done only once while the threads stay on their lines.
+        """
+        process, earlier = sources.process, self.last_stacks.get(sources.process.pid, ())
+        native = {(stack.tid, stack.frames): stack.native for stack in earlier if stack.native != UNREAD_NATIVE}
+        stacks = tuple(replace(stack, native=native.get((stack.tid, stack.frames), ())) for stack in stacks)
+        event_tids = [event.tid for event in status_file.events] if status_file else []
+        last = training_stack(earlier, process.pid, event_tids)
+        line, has_probe = last.frames[0] if last and last.frames else None, status_file is not None
+        if needed := stacks_that_need_native_frames(stacks, process, event_tids, line, has_probe=has_probe):
             stacks = sources.native(stacks)
-        now = training_stack(stacks, process.pid, event_threads)
-        if now is not None:
-            self.training_stacks[process.pid] = now
+            if not has_probe:  # nothing else shows that a thread waits for a collective and not for a lock
+                unread_tids = {stack.tid for stack in needed if not stack.gil} - {
+                    task.tid for task in process.tasks if task.syscall != "futex"
+                }
+                stacks = tuple(
+                    replace(stack, native=UNREAD_NATIVE) if stack.tid in unread_tids and not stack.native else stack
+                    for stack in stacks
+                )
+        self.last_stacks[process.pid] = stacks
         return stacks
 
     def _child_stacks(self, rank: int, child: Process, limit_factor: float) -> tuple[Stack, ...]:

@@ -87,7 +87,9 @@ from nsa_harness.core.diagnosis.rules import (
     group_waits,
     host_waits,
     p2p,
+    recomputation,
     resources,
+    rpc,
     silent_faults,
     threads,
 )
@@ -145,8 +147,13 @@ RULES: Mapping[RulePhase, tuple[Rule, ...]] = {
         p2p.p2p_unmatched,
         group_waits.group_creation_subset,
         group_waits.store_key_missing,
+        rpc.rpc_deadlock,
     ),
-    RulePhase.RANKS_DIFFER: (calls_differ.cross_group_deadlock, calls_differ.calls_differ),
+    RulePhase.RANKS_DIFFER: (
+        recomputation.recomputed_collective,
+        calls_differ.cross_group_deadlock,
+        calls_differ.calls_differ,
+    ),
     RulePhase.WAITS_BY_ITSELF: (
         host_waits.stopped_process,
         host_waits.debugger_waits,

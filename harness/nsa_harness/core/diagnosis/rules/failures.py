@@ -32,11 +32,11 @@ from nsa_harness.core.diagnosis.explanation import Explanation, OpenQuestion, ru
 from nsa_harness.core.diagnosis.profile import PROFILE_FILE, HotLine, Pace, RankProfile, busiest, pace, profiles
 from nsa_harness.core.diagnosis.rules.threads import death_facts
 from nsa_harness.core.evidence.evidence import Ending, Frame, RaisedException
-from nsa_harness.core.evidence.exit_messages import TIMEOUT_MESSAGE, timeout_message
+from nsa_harness.core.evidence.exit_messages import TIMEOUT_MESSAGE, timeout_message, timeout_s
 from nsa_harness.core.evidence.health_samples import PrintedMessage
 from nsa_harness.core.evidence.stacks import is_library, user_frame
 from nsa_harness.core.report import CollectiveRef, Facts, Place, Status
-from nsa_harness.core.verdict.motion import BUSY_SHARE
+from nsa_harness.core.verdict.motion import BUSY_SHARE, Motion
 from nsa_harness.core.verdict.verdict import Failure, FailureKind, ranks_with_progress
 from nsa_harness.core.verdict.wait import Wait
 from nsa_harness.core.verdict.wait_graph import RANK_WAITS, wait_graph_between
@@ -104,6 +104,10 @@ def came_too_late(context: DiagnosisContext, first: Failure, _: re.Match[str]) -
     rank, call = late.ranks[0], late.expected
     status_file = context.status_files[rank]
     made_progress = status_file.latest_training_event is not None and status_file.latest_training_event.at_s > call.at_s
+    computed = any(
+        sample.rank == rank and sample.at_s > call.at_s and sample.motion == Motion.BURNING
+        for sample in context.evidence.samples
+    )
     return Explanation(
         cause=Cause.SLOW,
         evidence=EvidenceKind.OPEN if made_progress else EvidenceKind.ABSENCE,
@@ -113,7 +117,8 @@ def came_too_late(context: DiagnosisContext, first: Failure, _: re.Match[str]) -
             "line": call.place,
             "waiting": tuple(waiting for waiting, _ in late.entered_events),
             "message": first.text,
-            "was_busy": made_progress,
+            "timeout_s": timeout_s(first.text),
+            "was_busy": made_progress or computed,
         },
         ranks=late.ranks,
         place=last_known_place(context, rank),
@@ -147,7 +152,12 @@ def never_arrived(context: DiagnosisContext, first: Failure, message: re.Match[s
     return Explanation(
         cause=Cause.SLOW,
         evidence=EvidenceKind.ABSENCE,
-        facts={"variant": "never arrived", "waiting_rank": first.rank, "message": first.text},
+        facts={
+            "variant": "never arrived",
+            "waiting_rank": first.rank,
+            "message": first.text,
+            "timeout_s": timeout_s(first.text),
+        },
         ranks=late,
         place=last_known_place(context, late[0]),
         proof=("output.log",),

@@ -18,7 +18,7 @@ from nsa_harness.core.diagnosis.context import (
     waiting_function,
 )
 from nsa_harness.core.diagnosis.explanation import Explanation, rule_if
-from nsa_harness.core.diagnosis.rules.threads import awaited_thread_line
+from nsa_harness.core.diagnosis.rules.threads import awaited_thread_line, living_partner
 from nsa_harness.core.evidence.stacks import A_LOCK, thread_wait
 from nsa_harness.core.report import Facts, Place
 from nsa_harness.core.verdict.limits import final_limits
@@ -209,6 +209,7 @@ def lock_cycle(context: DiagnosisContext, root: Wait, ranks: tuple[int, ...]) ->
             "holder": None if is_file_lock else _lock_holder_facts(context, root, place),
             "never_released_at": exit_line,
             "served_at": missing_partner,
+            "living": living_partner(context, root) if missing_partner else None,
         },
         ranks=tuple(hung_root.rank for hung_root in hung_roots(context) if _is_lock_deadlock(hung_root))
         if is_file_lock

@@ -23,8 +23,10 @@ from nsa_harness.core.evidence.stacks import (
     MULTIPROCESSING,
     awaits_result,
     awaits_task,
+    is_library,
     is_poller,
     is_worker,
+    thread_wait,
     training_stack,
     user_frame,
 )
@@ -45,13 +47,23 @@ _ENDED_BY_PARTNER = frozenset({WaitKind.LOCK, WaitKind.SLEEP, WaitKind.IO, WaitK
 
 
 def _wait_for_dead_partner(context: DiagnosisContext) -> tuple[Wait, PrintedMessage] | None:
-    """Return the wait of a rank for a dead thread or child process, and its last message, or None if there is none."""
+    """Return the wait of a rank for a dead thread or child process, and its last message, or None if there is none.
+
+    A thread did not cause the wait if another function should end it, in a thread that is alive.
+    """
     waiting = (root for root in hung_roots(context) if root.kind in _ENDED_BY_PARTNER and root.child is None)
     # A traceback without the name of a thread or child may be one that the program caught and printed.
     deaths = (
         (root, death) for root in waiting if (rank := context.rank(root.rank)) for death in rank.background_failures
     )
-    return next(((root, death) for root, death in deaths if death.name != death.kind), None)
+    named = ((root, death) for root, death in deaths if death.name != death.kind)
+    return next(((root, death) for root, death in named if not _has_other_partner(context, root, death)), None)
+
+
+def _has_other_partner(context: DiagnosisContext, root: Wait, death: PrintedMessage) -> bool:
+    living = living_partner(context, root)
+    functions = {place.function for place in (death.entry_place, death.place) if place}
+    return living is not None and death.kind == "thread" and living["function"] not in functions
 
 
 @rule_if(_wait_for_dead_partner)
@@ -60,7 +72,12 @@ def thread_died(context: DiagnosisContext, root: Wait, death: PrintedMessage) ->
     return Explanation(
         cause=Cause.THREAD_DIED,
         evidence=EvidenceKind.PRINTED,
-        facts={**death_facts(death), "function": waiting_function(root), "line": wait_place(context, root)},
+        facts={
+            **death_facts(death),
+            "function": waiting_function(root),
+            "line": wait_place(context, root),
+            "living": living_partner(context, root) or _living_thread(context, root),
+        },
         ranks=(root.rank,),
         place=death.entry_place
         or death.place,  # the function in which the thread started, which did not catch the exception
@@ -71,6 +88,31 @@ def thread_died(context: DiagnosisContext, root: Wait, death: PrintedMessage) ->
 def death_facts(death: PrintedMessage) -> Facts:
     """Return facts about a thread or child process that died from an exception."""
     return {"died": death.kind, "error": death.error, "raised_at": death.place}
+
+
+def living_partner(context: DiagnosisContext, root: Wait) -> Facts | None:
+    """Return the facts about the thread that should end the rank's wait for a queue, if this thread is alive."""
+    stack = _training_stack_of(context, root)
+    partner = context.program.missing_partner(stack.frames) if stack else None
+    return _living_thread(context, root, partner) if partner else None
+
+
+def _living_thread(context: DiagnosisContext, root: Wait, partner: Place | None = None) -> Facts | None:
+    """Return the facts about another thread of the program that is alive, or None if there is none.
+
+    If `partner` is given, the thread must be in its function.
+    """
+    snapshot, training = context.last_snapshot.get(root.rank), _training_stack_of(context, root)
+    for stack in snapshot.stacks if snapshot else ():
+        own = [frame for frame in stack.frames if not is_library(frame.file) and not frame.file.startswith("<")]
+        functions = {(frame.file, frame.function.rpartition(".")[2]) for frame in own}
+        is_partner = partner is None or (partner.file, partner.function) in functions
+        if stack is not training and not is_poller(stack) and own and is_partner:
+            call = "" if stack.frames[0] == own[0] else thread_wait(stack.frames).call
+            line = place_of(context, None, own[0])
+            name = stack.thread or str(stack.tid)
+            return {"thread": name, "call": call, "line": line, "function": partner.function if partner else ""}
+    return None
 
 
 def pool_worker_lost(context: DiagnosisContext) -> Explanation | None:

@@ -1,0 +1,41 @@
+"""Both ranks call the other through RPC while they hold the lock that the called function takes."""
+
+import os
+import threading
+import time
+
+import torch
+from _job import FAULT
+from torch import Tensor
+from torch.distributed import rpc
+
+LABEL = {"verdict": "HANG", "kind": "deadlock", "cause": "rpc_deadlock", "culprit": [0, 1]}
+
+state = threading.Lock()
+
+
+def is_locked() -> None:
+    while not state.locked():
+        time.sleep(0.01)
+
+
+def add(value: Tensor) -> Tensor:
+    if not FAULT:
+        time.sleep(3)  # a handler that works is no deadlock
+    with state:
+        return value + 1
+
+
+def ask(peer: str, value: Tensor) -> Tensor:
+    if not FAULT:
+        return rpc.rpc_sync(peer, add, args=(value,))
+    with state:
+        rpc.rpc_sync(peer, is_locked, args=())  # both ranks hold their locks
+        return rpc.rpc_sync(peer, add, args=(value,))  # to blame
+
+
+rank = int(os.environ["RANK"])
+rpc.init_rpc(f"rank{rank}", rank=rank, world_size=2)
+for _ in range(2):
+    ask(f"rank{1 - rank}", torch.ones(2))
+rpc.shutdown()
