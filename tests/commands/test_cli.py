@@ -85,7 +85,7 @@ def test_version_is_the_packages() -> None:
 
 
 def test_list_names_every_scenario_by_folder_with_its_aliases() -> None:
-    lines = nsa_harness("list", COLUMNS="400").stdout.splitlines()
+    lines = nsa_harness("list", "-v", COLUMNS="400").stdout.splitlines()
     assert lines[:2] == [
         "scenarios/",
         "  ddp_onestep             One DDP step with all traces enabled [plan, ddp; also ddp_onestep_trace]",
@@ -99,9 +99,66 @@ def test_list_names_every_scenario_by_folder_with_its_aliases() -> None:
 
 
 @pytest.mark.parametrize("columns", [40, 80, 120])
-def test_the_list_fits_the_terminal(columns: int) -> None:
-    lines = nsa_harness("list", COLUMNS=str(columns)).stdout.splitlines()
+@pytest.mark.parametrize("words", [["list"], ["list", "-v"]])
+def test_the_list_fits_the_terminal(columns: int, words: list[str]) -> None:
+    lines = nsa_harness(*words, COLUMNS=str(columns)).stdout.splitlines()
     assert [line for line in lines if len(line) > columns and " " in line.strip()] == []
+
+
+def test_the_list_is_short_and_begins_with_the_users_own_scenarios(
+    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    (here / "scenarios").mkdir()
+    (here / "scenarios" / "mine.yaml").write_text("name: mine\nabout: My own run\nrun: {program: train.py}\n")
+    assert cli.run_command_line(["list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:2] == ["scenarios/", "  mine  My own run"]
+    assert "shipped with nsa-harness" in lines[3]
+    assert len(lines) < 20
+    assert cli.run_command_line(["list", "-v"]) == 0
+    assert capsys.readouterr().out.splitlines()[:2] == ["scenarios/", "  mine                    My own run"]
+
+
+def test_scenario_files_run_in_the_order_given(here: Path, requests: list[RunRequest]) -> None:
+    for name, priority in (("b", 1), ("c", 0), ("a", 9)):
+        text = f"name: {name}\nabout: order\npriority: {priority}\nrun: {{command: ['true']}}\n"
+        (here / f"{name}.yaml").write_text(text)
+    cli.run_command_line(["run", "b.yaml", "c.yaml", "a.yaml"])
+    assert [spec.scenario for spec in requests[0].specs] == ["b", "c", "a"]
+
+
+@pytest.mark.parametrize(
+    ("words", "answer"),
+    [
+        (["run", "train.py", "--timeout", "5"], "limits.deadline_s=SECONDS"),
+        (["run", "train.py", "--deadline=5", "--", "--timeout"], "limits.deadline_s=SECONDS"),
+        (["bisect", "train.py", "--timeout=5"], "limits.deadline_s=SECONDS"),
+        (["watch", "--timeout", "5", "--", "true"], "--deadline SECONDS"),
+        (["attach", "1", "--timeout", "5"], "--for SECONDS"),
+    ],
+)
+def test_a_time_limit_of_another_name_is_answered_with_ours(
+    words: list[str], answer: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.run_command_line(words) == 2
+    error = capsys.readouterr().err
+    assert answer in error
+    assert "Possible options" not in error
+
+
+def test_a_timeout_of_the_users_program_is_passed_on(here: Path, requests: list[RunRequest]) -> None:
+    (here / "train.py").write_text("print()\n")
+    cli.run_command_line(["run", "train.py", "--", "--timeout", "5"])
+    assert program_of(requests[0]).endswith("train.py --timeout 5")
+
+
+@pytest.mark.parametrize("columns", [40, 60, 100])
+@pytest.mark.parametrize("command", ["", "run", "watch", "claim", "list"])
+def test_help_wraps_at_any_width(columns: int, command: str) -> None:
+    lines = nsa_harness(*command.split(), "--help", COLUMNS=str(columns)).stdout.partition("Examples:")[0].splitlines()
+    assert [line for line in lines if len(line) > columns and not line.endswith(":")] == []
+    assert not [line for line in lines if line.endswith("...") and not line.endswith(("]...", "COMMAND..."))]
 
 
 def test_options_of_a_command_stand_in_groups_and_their_variables_are_told_once() -> None:

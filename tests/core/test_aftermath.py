@@ -27,6 +27,7 @@ from nsa_harness.core.evidence.job_files import (
     timeouts,
 )
 from nsa_harness.core.evidence.post_mortem import PostMortem, read_post_mortem
+from nsa_harness.core.outcome.outcome import rank_statuses
 from nsa_harness.core.report import Status
 from nsa_harness.core.verdict.verdict import Judgement, judge
 
@@ -187,6 +188,60 @@ def test_a_time_limit_ends_a_job_and_is_no_hang_without_more() -> None:
         f"rank{rank}_txt": thread(call, line) for rank, (call, line) in enumerate([("barrier", 7), ("all_reduce", 9)])
     }
     assert answer(left(out=LIMIT, **stacks))[0] is Status.HANG
+
+
+AGENT = "/env/torch/distributed/elastic/multiprocessing/api.py"
+STEPS = "[rank0]: step 6 loss 0.2\n[rank1]: step 6 loss 0.1\n[rank0]: step 7 loss 0.1\n"
+
+
+def signalled(number: int) -> str:
+    """What torchrun prints when a signal ends it."""
+    error = f"torch.distributed.elastic.multiprocessing.api.SignalException: Process 71 got signal: {number}"
+    return traceback(86, error).replace("\n", f'\n  File "{AGENT}", line 86, in _terminate_process_handler\n', 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "signal", "claim"),
+    [
+        (signalled(15), "SIGTERM", "torchrun received SIGTERM"),
+        (signalled(1), "SIGHUP", "torchrun received SIGHUP"),
+        (LIMIT, "SIGTERM", "Slurm (time limit) ended it"),
+        (LIMIT.replace(" DUE TO TIME LIMIT", ""), "SIGTERM", "as after scancel"),
+    ],
+)
+def test_a_cancelled_job_is_called_so_with_the_last_line_of_each_rank(text: str, signal: str, claim: str) -> None:
+    after = left(job_txt=f"{STEPS}{text}")
+    judgement, diagnosis = judged(after)
+    assert (judgement.status, diagnosis.cause, diagnosis.culprit and diagnosis.culprit.ranks) == (
+        Status.FAIL, "killed", (),
+    )  # fmt: skip
+    facts = diagnosis.findings[0].facts
+    assert (facts["signal"], facts["cancelled"], facts["killed_rank"]) == (signal, True, None)
+    assert claim in diagnosis.findings[0].claim
+    assert diagnosis.findings[0].claim.startswith("the job was cancelled from outside")
+    seen = {row.rank: row.blocked_in for row in rank_statuses(after.evidence, judgement, diagnosis.culprit)}
+    assert seen == {0: "last line: step 7 loss 0.1", 1: "last line: step 6 loss 0.1"}
+
+
+def test_a_job_that_failed_before_it_was_cancelled_failed_on_its_own() -> None:
+    raised = traceback(22, "ValueError: bad batch", prefix="[rank1]: ")
+    for cancelled in (signalled(15), signalled(1), LIMIT):
+        assert answer(left(job_txt=f"{STEPS}{raised}{cancelled}")) == (Status.FAIL, "exception", (1,), 22)
+
+
+def test_a_hang_that_was_cancelled_is_a_hang() -> None:
+    stacks = {
+        f"rank{rank}_txt": thread(call, line) for rank, (call, line) in enumerate([("barrier", 7), ("all_reduce", 9)])
+    }
+    for cancelled in (signalled(15), signalled(1)):
+        assert answer(left(job_txt=cancelled, **stacks))[0] is Status.HANG
+
+
+def test_slurm_that_ends_a_step_after_a_failed_task_cancels_nothing() -> None:
+    text = LIMIT.replace("TIME LIMIT", "TASK FAILURE")
+    ended = "srun: error: node7: tasks 0-1: Terminated\n"
+    facts = judged(left(out=f"step 3\n{text}{ended}"))[1].findings[0].facts
+    assert (facts["cancelled"], facts["sender"]) == (False, "Slurm (task failure)")
 
 
 def test_of_several_attempts_the_last_one_counts() -> None:

@@ -253,6 +253,8 @@ def test_a_handler_that_turns_a_signal_into_an_exit_code_hides_nobody() -> None:
         ("Terminating process 71 via signal SIGTERM", (71, "SIGTERM", "torch.multiprocessing.spawn")),
         ("[launch.py:319:sigkill_handler] Killing subprocess 71", (71, "SIGTERM", "DeepSpeed's launcher")),
         ("Received 15 death signal, shutting down workers", (0, "SIGTERM", "somebody outside, to torchrun")),
+        ("Received 1 death signal, shutting down workers", (0, "SIGHUP", "somebody outside, to torchrun")),
+        ("api.SignalException: Process 71 got signal: 15", (0, "SIGTERM", "somebody outside, to torchrun")),
         (
             "slurmstepd: error: *** JOB 9 ON n1 CANCELLED AT 2026-11-22T10:00:00 DUE TO TIME LIMIT ***",
             (0, "SIGTERM", "Slurm (time limit)"),
@@ -265,7 +267,7 @@ def test_a_handler_that_turns_a_signal_into_an_exit_code_hides_nobody() -> None:
     ],
 )
 def test_launchers_and_schedulers_say_what_they_send(line: str, signal: tuple[int, str, str]) -> None:
-    assert closing_signals(f"step 3\n{line}\n") == (signal,)
+    assert closing_signals(f"step 3\nReceived 5\n{line}\n") == (signal,)
 
 
 # Threads and children that died.

@@ -258,7 +258,7 @@ def test_a_hang_is_told_with_its_proof_its_culprit_and_its_victims() -> None:
         "errors (no rank raised, none died)",
     )
     assert told.passed_checks == ("no process left",)
-    assert told.ending_text == "TERM, 0.5 s, no process left"
+    assert told.ending_text == "SIGTERM, 0.5 s, no process left"
 
 
 def test_proof_paths_are_told_from_the_runs_directory() -> None:
@@ -343,8 +343,8 @@ def test_a_fault_of_the_harness_is_an_error_of_that_attempt() -> None:
         ({}, "by itself, no process left"),
         ({"unkillable": ("7 python",)}, "by itself, 1 process left: 7 python"),
         ({"unkillable": None}, "by itself, nobody saw whether a process is left"),
-        ({"leftovers": ("7 sleep",)}, "TERM, 0.5 s, no process left"),
-        ({"ending": Ending.DEADLINE}, "TERM, 0.5 s, no process left"),
+        ({"leftovers": ("7 sleep",)}, "SIGTERM, 0.5 s, no process left"),
+        ({"ending": Ending.DEADLINE}, "SIGTERM, 0.5 s, no process left"),
     ],
 )
 def test_how_the_processes_were_ended(changes: dict[str, Any], words: str) -> None:

@@ -92,8 +92,8 @@ def test_one_line_at_the_start_and_one_at_a_good_end_name_the_report(workspace):
     done = watched(workspace, "--", "true")
 
     name = (workspace.directory / "reports" / "latest").resolve().name
-    report = f"report: reports/{name}/SUMMARY.md"
-    assert done.stderr.decode() == f"nsa-harness: observing; {report}\nnsa-harness: PASS; the job has ended; {report}\n"
+    page = f"page: reports/{name}/report.html"
+    assert done.stderr.decode() == f"nsa-harness: observing; {page}\nnsa-harness: PASS; the job has ended; {page}\n"
 
 
 def test_a_command_that_a_signal_ends_gives_the_status_of_a_shell(workspace):

@@ -18,7 +18,7 @@ ADDED = {
     *(f"commands: wrong --{name}" for name in ("line", "cause", "rank", "verdict", "note", "to", "out", "no-redact")),
     "commands: schema <[DOCUMENT]>", "commands: ci matcher",
     "commands: run -m", "commands: run --python", "commands: report --prompt",
-    *(f"commands: {name} -v" for name in ("run", "attach", "report", "read")),
+    *(f"commands: {name} -v" for name in ("run", "attach", "report", "read", "list")),
     "commands: read", "commands: read <PATH...>", "commands: read --json", "commands: read --out",
     "commands: read --no-redact", "bisect.json: detail.answer.zones", "bisect.json: detail.answer.known",
     "bisect.json: probes[].early", "bisect.json: probes[].started_s", "bisect.json: answer.bounds",

@@ -35,7 +35,11 @@ from nsa_harness.supervisor.storage.rundir import AttemptDir, RunDir
 
 CONTRACTS = "docs/internals/contracts.md"
 SHIPPED = read_stored_plan(shipped_plan()).plan
-USERS_OWN = {"scenarios/train_small.yaml", "reports/latest"}  # what the documents tell a reader to make
+USERS_OWN = {
+    "scenarios/train_small.yaml",
+    "reports/latest",
+    "reports/latest/report.html",
+}  # what the documents tell a reader to make
 MACHINE_PATH = re.compile(r"(?<![\w.~])/(?:work|root|opt)/")
 
 

@@ -129,6 +129,19 @@ def test_ten_thousand_steps_are_a_dozen_lines_and_silence_is_broken_by_a_sign_of
     assert next_news(told, "step 3", replace(PROGRESS, elapsed_s=told.at_s + 300.0)) is not None
 
 
+def test_progress_never_goes_backwards() -> None:
+    stream = Screen(tty=False)
+    terminal = Terminal(stream, version="0.1.0", playbook=PLAYBOOK, environ={"COLUMNS": "100"})
+    for second, (phase, step) in enumerate(
+        [("launch", 0), ("step 5", 5), ("launch", 0), ("step 2", 2), ("step 10", 10), ("finish", 10), ("step 10", 10)]
+    ):
+        ranks = (replace(rank_progress(0), step=step),)
+        terminal.on_phase("one", phase, Progress(elapsed_s=400.0 * second, deadline_s=None, ranks=ranks))
+    terminal.settle()
+    shown = [line.split(" · ")[1] for line in stream.getvalue().splitlines()]
+    assert shown == ["launch", "step 5", "step 5", "step 5", "step 10", "finish", "finish"]
+
+
 def test_two_attempts_share_the_screen_until_the_last_one_ends() -> None:
     stream, terminal = lively()
     terminal.on_phase("one", "step 1", PROGRESS)

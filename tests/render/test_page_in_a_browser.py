@@ -162,6 +162,21 @@ def test_a_page_needs_no_network_in_a_browser_either(tab: Browser, tmp_path: Pat
     assert tab.run("performance.getEntriesByType('resource').map(one => one.name)") == []
 
 
+def test_no_table_of_a_plan_is_wider_than_a_narrow_screen(tab: Browser, tmp_path: Path) -> None:
+    tab.show(shown(tmp_path, MIXED, None), 500)
+    too_wide = "[...document.querySelectorAll('.scroll')].filter(one => one.scrollWidth > one.clientWidth)"
+    assert tab.run(f"{too_wide}.map(one => one.getAttribute('aria-label'))") == []
+
+
+def test_each_command_has_a_button_that_copies_it(tab: Browser, tmp_path: Path) -> None:
+    tab.show(shown(tmp_path, MIXED, None), 800)
+    assert tab.run("document.querySelectorAll('pre.command, code.then').length") > 10
+    assert tab.run("[...document.querySelectorAll('pre.command, code.then')].every(one => one.nextSibling.onclick)")
+    copy = "Object.defineProperty(navigator, 'clipboard', {value: {writeText: text => { window.copied = text; }}});"
+    tab.run(f"{copy} document.querySelector('button.copy').click()")
+    assert tab.run("window.copied === document.querySelector('pre.command, code.then').textContent")
+
+
 def first_screen(tab: Browser) -> dict[str, float]:
     """How far down each part of the answer ends."""
     script = (

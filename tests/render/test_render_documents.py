@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import html.parser
 import json
 import re
@@ -33,7 +35,7 @@ from nsa_harness.core.report import UNWATCHED, Finding, HangKind, Outcome, Repor
 from nsa_harness.errors import StoredRunError
 from nsa_harness.render import answer
 from nsa_harness.render.documents.case_reports import junit_xml
-from nsa_harness.render.documents.html import report_html
+from nsa_harness.render.documents.html import COPY_SCRIPT, lanes, report_html
 from nsa_harness.render.documents.plain_text import prompt_text
 from nsa_harness.render.documents.report_json import from_json, to_json
 from nsa_harness.render.documents.summary_md import summary_md
@@ -373,11 +375,46 @@ class Page(html.parser.HTMLParser):
 
 
 def test_the_page_needs_no_network_and_no_script_even_from_a_hostile_report() -> None:
-    page = Page()
-    page.feed(report_html(hostile(), PLAYBOOK))
+    page, text = Page(), report_html(hostile(), PLAYBOOK)
+    page.feed(text.replace(f"<script>{COPY_SCRIPT}</script>", ""))
     assert page.open == []
     assert page.tags.isdisjoint({"script", "link", "img", "iframe", "object", "base", "form"})
+    allowed = base64.b64encode(hashlib.sha256(COPY_SCRIPT.encode()).digest()).decode()
+    policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{allowed}'"
+    assert f'content="{policy}"' in text
     assert [address for address in page.addresses if re.match(r"[a-z]+:|/|\\", address) or ".." in address] == []
+
+
+def test_hypotheses_follow_the_runs_that_failed() -> None:
+    text = report_html(MIXED, PLAYBOOK)
+    assert text.index("<h2>Hypotheses</h2>") > text.rindex('<section class="run ')
+
+
+def test_evidence_is_folded_on_the_page_and_repeats_nothing() -> None:
+    (cause, *_) = DEADLOCK.findings
+    assert DEADLOCK.culprit is not None
+    outcome = replace(
+        DEADLOCK,
+        spec=replace(DEADLOCK.spec, about="train.py on 2 ranks", ranks=2, subject="train.py"),
+        verdict=replace(DEADLOCK.verdict, summary=cause.claim),
+        findings=(replace(cause, place=DEADLOCK.culprit.place),),
+    )
+    report = replace(QUIET, outcomes=(outcome,))
+    page, text = report_html(report, PLAYBOOK), summary_md(report, PLAYBOOK)
+    assert '<details class="part"><summary>Evidence</summary>' in page
+    assert "train.py on 2 ranks" not in page + text
+    assert page.lower().count(cause.claim.lower()) == text.lower().count(cause.claim.lower()) == 1
+    assert "peak memory 412 MB" not in summary_md(QUIET, PLAYBOOK)  # its table has it
+
+
+def test_a_long_launch_does_not_squeeze_the_picture_of_the_ranks() -> None:
+    slow_start = replace(DEADLOCK, timing=replace(DEADLOCK.timing, launch_s=85.0, wall_s=100.0, teardown_s=0.0))
+    drawing = lanes(slow_start)
+    assert drawing is not None
+    assert [(part.kind, part.percent) for part in drawing.lanes[0].stretches] == [
+        ("launch", 15.0), ("moving", 55.5), ("still", 29.5),
+    ]  # fmt: skip
+    assert drawing.launch == "launch (85.0 s, not to scale)"
 
 
 def test_every_address_in_the_page_and_its_anchors_exist() -> None:

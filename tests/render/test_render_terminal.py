@@ -29,9 +29,11 @@ from rich.cells import cell_len
 from nsa_harness.core.evidence.live import Progress, RankProgress
 from nsa_harness.core.plan import Expect, Launcher, Limits, RunSpec, Skip
 from nsa_harness.core.report import Finding, MachineFacts, Outcome, Report, Status
+from nsa_harness.render.documents.html import report_html
+from nsa_harness.render.documents.summary_md import summary_md
 from nsa_harness.render.events import Events
 from nsa_harness.render.listener import Listener, notify
-from nsa_harness.render.terminal.answer import answer_lines
+from nsa_harness.render.terminal.answer import answer_lines, ranks_table
 from nsa_harness.render.terminal.screen import (
     done_lines,
     launched_lines,
@@ -141,9 +143,100 @@ def test_the_answer_ends_the_screen_of_a_small_terminal(outcome: Outcome) -> Non
     long = replace(outcome, rank_statuses=hundreds, verdict=replace(outcome.verdict, summary="why " * 400))
     for one in (outcome, long):
         whole = [*answer_lines(one, 80), *done_lines(replace(QUIET, outcomes=(one,)), PLAYBOOK, RUN_DIR, 80)]
-        assert len(whole) <= 15
+        assert len(whole) <= (19 if one is outcome else 22)  # of 24 rows
         verbose = list(outcome_lines(one, 80, verbose=True))
         assert verbose[-len(answer_lines(one, 80)) :] == answer_lines(one, 80)
+
+
+LONG_ADVICE = " ".join(f"step {number} of what to do" for number in range(30))
+LONG_LINE = f"total = {' + '.join(f'compute_part_{number}(batch)' for number in range(12))}"
+
+
+def long_winded() -> Outcome:
+    """A failure whose advice, source lines and function names are longer than a line of any terminal."""
+    (finding, *more), (first, *others) = DEADLOCK.findings, DEADLOCK.stacks
+    frame = replace(first.frames[0], function="validate_the_configuration_of_the_whole_run", text=LONG_LINE)
+    assert DEADLOCK.culprit is not None
+    return replace(
+        DEADLOCK,
+        findings=(replace(finding, advice=LONG_ADVICE, left_open=()), *more),
+        stacks=(replace(first, frames=(frame, *first.frames[1:])), *others),
+        culprit=replace(DEADLOCK.culprit, place=replace(frame, file="/home/ada/other.py", line=3)),
+    )
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 120])
+def test_what_the_reader_needs_next_is_wrapped_and_never_cut(width: int) -> None:
+    lines = answer_lines(long_winded(), width)
+    text = " ".join(" ".join(lines).split())
+    assert "…" not in text
+    assert LONG_ADVICE in text
+    assert text.count(LONG_LINE) == 2  # the line to look at, and the first stack
+    assert "validate_the_configuration_of_the_whole_run" in text
+    assert "rank_conditional_collective" in [line.split()[-1] for line in lines]
+
+
+def test_a_long_cell_of_the_ranks_is_wrapped_and_not_cut() -> None:
+    ending = "was terminated by SIGTERM · last line: step 12 of 400, loss 3.2, 4.1 s per step, lr 0.0003"
+    rows = tuple(replace(row, blocked_in=ending, waits_for="", no_progress_s=None) for row in DEADLOCK.rank_statuses)
+    lines = list(ranks_table(replace(DEADLOCK, rank_statuses=rows), 4, 80, wrap=True))
+    assert " ".join(" ".join(lines).replace("◀ culprit", "").split()).count(ending) == 2
+    assert all(cell_len(line) <= 80 for line in lines)
+
+
+def test_a_pipe_has_no_width() -> None:
+    pipe = Screen(tty=False)
+    terminal = Terminal(pipe, version="0.1.0", playbook=PLAYBOOK, environ={})
+    terminal.on_outcome(long_winded(), RUN_DIR)
+    terminal.close()
+    lines = pipe.getvalue().splitlines()
+    assert f"  do        {LONG_ADVICE}" in lines
+    assert [line for line in lines if line.startswith("    look at other.py:3") and line.endswith(f"▸ {LONG_LINE}")]
+    assert "…" not in pipe.getvalue()
+    assert [line for line in lines if line.startswith("  also      memory_growth")]
+
+
+def test_an_arrow_that_would_point_at_every_rank_is_left_out() -> None:
+    both = tuple(replace(row, is_culprit=True) for row in DEADLOCK.rank_statuses)
+    assert DEADLOCK.culprit is not None
+    either = replace(DEADLOCK, rank_statuses=both, culprit=replace(DEADLOCK.culprit, ranks=(0, 1)))
+    for text in ("\n".join(answer_lines(either, 80)), summary_md(replace(QUIET, outcomes=(either,)), PLAYBOOK)):
+        assert "culprit" not in text
+    page = report_html(replace(QUIET, outcomes=(either,)), PLAYBOOK)
+    assert "culprit" not in page.partition("<main")[2]
+    assert "◀ culprit" in "\n".join(answer_lines(DEADLOCK, 80))
+
+
+@pytest.mark.parametrize("outcome", MIXED.outcomes, ids=lambda outcome: outcome.dir)
+def test_every_failing_answer_says_what_to_do(outcome: Outcome) -> None:
+    unexplained = replace(outcome, findings=tuple(replace(finding, advice="") for finding in outcome.findings))
+    for one in (outcome, unexplained):
+        says_it = any(line.split()[:1] == ["do"] for line in answer_lines(one, 80))
+        assert says_it is (outcome.verdict.status in (Status.HANG, Status.FAIL, Status.ERROR))
+
+
+def test_of_a_few_failures_each_says_what_to_do() -> None:
+    few = replace(MIXED, outcomes=tuple(replace(one, expected=False) for one in (DEADLOCK, FAILED, PASSED)))
+    lines = list(done_lines(few, PLAYBOOK, RUN_DIR, 80))
+    assert sum(line.startswith("      do  ") for line in lines) == 2
+
+
+def commands_after(outcome: Outcome) -> list[list[str]]:
+    lines = done_lines(replace(QUIET, outcomes=(outcome,)), PLAYBOOK, RUN_DIR, 80)
+    return [line.split(maxsplit=1) for line in lines if line.split()[0] in ("next", "fixed?")]
+
+
+def test_the_next_command_after_a_failure_explains_it_and_never_repeats_it() -> None:
+    hung = replace(DEADLOCK, next_command=None)
+    fixed = ["fixed?", f"nsa-harness run --verify {RUN_DIR}"]
+    assert commands_after(hung) == [["next", "nsa-harness explain rank_conditional_collective"], fixed]
+    unknown = replace(hung, verdict=replace(hung.verdict, cause="unknown"))
+    unknown = replace(unknown, findings=(replace(hung.findings[0], code="unknown"),))
+    assert commands_after(unknown) == [["next", f"nsa-harness report -v {RUN_DIR}"], fixed]
+
+
+def test_after_a_skip_nothing_is_proposed() -> None:
+    assert commands_after(replace(SKIPPED, next_command=None)) == []
 
 
 def test_a_plan_ends_with_its_failures_the_worst_first() -> None:
@@ -173,7 +266,7 @@ def test_ranks_that_stand_alike_share_a_row_and_what_is_left_out_is_said() -> No
     apart = tuple(replace(row, waits_for=f"rank {row.rank + 1}") for row in alike)
     lines = list(outcome_lines(replace(DEADLOCK, rank_statuses=apart), 80))
     assert [line for line in lines if line.split()[:1] == ["700"] and line.endswith("◀ culprit")]
-    assert [line for line in lines if line.endswith("more rows: use -v")]
+    assert [line for line in lines if line == "  and 998 more rows, all with -v"]
 
 
 def test_what_is_wrong_in_a_run_that_passed_stands_below_it_and_what_only_informs_does_not() -> None:
@@ -204,6 +297,19 @@ def test_without_a_terminal_a_run_is_plain_lines(golden: Golden) -> None:
     stream = Screen(tty=False)
     tell_a_run(Terminal(stream, version="0.1.0", playbook=PLAYBOOK, environ={"COLUMNS": "100"}))
     golden("plain.txt", stream.getvalue())
+
+
+def test_a_note_that_several_runs_have_is_shown_once() -> None:
+    stream = Screen(tty=False)
+    terminal = Terminal(stream, version="0.1.0", playbook=PLAYBOOK, environ={})
+    others = [replace(SPEC, scenario=name, notes=(*SPEC.notes, f"only {name}")) for name in ("one", "two")]
+    terminal.on_plan(MACHINE, [SPEC, *others])
+    for spec in (SPEC, *others, others[-1]):
+        terminal.on_launch(spec)
+    terminal.close()
+    text = stream.getvalue()
+    assert text.count(SPEC.notes[0]) == text.count("only one") == text.count("only two") == 1
+    assert f"every run: {SPEC.notes[0]}" in text
 
 
 def test_a_stream_that_is_not_utf_8_gets_ascii(golden: Golden) -> None:

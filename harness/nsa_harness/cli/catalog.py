@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import shutil
+import os
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -16,16 +16,21 @@ from nsa_harness.cli.run import invocation_from_args
 from nsa_harness.errors import UsageError
 
 
-def list_scenarios(as_json: Annotated[bool, option("--json", "Print the list as JSON.")] = False) -> None:
-    """List all scenarios, by directory.
+def list_scenarios(
+    verbose: Annotated[bool, option("-v --verbose", "Also describe the scenarios that nsa-harness ships.")] = False,
+    as_json: Annotated[bool, option("--json", "Print the list as JSON.")] = False,
+) -> None:
+    """List your scenarios and those that nsa-harness ships.
 
-    Each scenario is shown with its description, tags, aliases and variants.
+    Yours are shown first, with their description, tags, aliases and variants. The others are only named or counted,
+    unless -v is given.
     """
-    from nsa_harness.cli.text import catalog_json, catalog_lines
+    from nsa_harness.cli.text import catalog_json, catalog_lines, short_catalog_lines
     from nsa_harness.supervisor.launch.planning import all_scenarios
 
     items, notes = all_scenarios(Path.cwd())
-    _print([catalog_json(items)] if as_json else catalog_lines(items, _columns()))
+    lines = catalog_lines if verbose else short_catalog_lines
+    _print([catalog_json(items)] if as_json else lines(items, _columns()))
     for note in notes:
         print(f"note: {note}", file=sys.stderr)
 
@@ -85,4 +90,6 @@ def _print(lines: Iterable[str]) -> None:
 
 
 def _columns() -> int:
-    return shutil.get_terminal_size().columns
+    from nsa_harness.render.terminal.stream import output_size
+
+    return output_size(sys.stdout, os.environ)[0]

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 _MATRIX = "Workflow file whose matrix lists the expected jobs. A job without a report is then reported as missing."
 
-app = typer.Typer(name="ci", help="Summarize the runs of many CI jobs.", no_args_is_help=True, rich_markup_mode=None)
+_ABOUT = "Summarize the runs of many CI jobs."
+app = typer.Typer(name="ci", help=_ABOUT, short_help=_ABOUT, no_args_is_help=True, rich_markup_mode=None)
 
 
 @app.command(cls=GroupedCommand)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from difflib import get_close_matches
@@ -28,6 +29,16 @@ _AUTO_WITHOUT_VALUE = ("--gc-range", "--layers", "--seq-len", "--world-size", "-
 _DEBUG = "NSA_HARNESS_DEBUG"
 # Environment variables of removed options. They are accepted and ignored while the schema number is 1.
 _REMOVED_VARIABLES = {f"NSA_HARNESS_{name}" for name in ("SHARDS", "TORCH", "GPUS", "BACKEND", "CPU", "RUNNER")}
+# Options that other tools have: what a command of nsa-harness has instead.
+_TIME_LIMITS = ("--timeout", "--time-limit", "--max-time", "--deadline")
+_DEADLINE_KEY = "limits.deadline_s=SECONDS limits each run"
+_INSTEAD_OF_TIME_LIMIT = {
+    "run": f"{_DEADLINE_KEY}:\n  nsa-harness run train.py limits.deadline_s=300",
+    "bisect": f"{_DEADLINE_KEY};\n  --budget TIME limits the search",
+    "claim": f"{_DEADLINE_KEY};\n  --budget TIME limits all runs together",
+    "watch": "--deadline SECONDS reports a longer job;\n  with --on-hang=kill it is also ended",
+    "attach": "--for SECONDS limits the observation",
+}
 _NOT_JUDGED = 125  # exit code of ERROR: there is no verdict
 _USAGE = 2  # exit code of a usage error
 
@@ -177,7 +188,8 @@ def run_command_line(argv: Sequence[str]) -> int:
     own_args, program_args = _split(argv)
     try:
         _check_environment(os.environ)
-        app(args=own_args, prog_name="nsa-harness", obj=program_args)
+        _answer_time_limits(own_args)
+        app(args=own_args, prog_name="nsa-harness", obj=program_args, terminal_width=_help_columns())
     except SystemExit as ended:
         if ended.code == _USAGE and (hint := _hint_for_foreign_options(argv)):
             print(hint, file=sys.stderr)
@@ -192,6 +204,20 @@ def run_command_line(argv: Sequence[str]) -> int:
         text = f"nsa-harness itself failed: {type(error).__name__}: {error}; set {_DEBUG}=1 to see the traceback"
         return _report_error(text, _NOT_JUDGED, as_json="--json" in own_args)
     return 0
+
+
+def _answer_time_limits(own_args: Sequence[str]) -> None:
+    """Raise UsageError for an option such as --timeout, with what the command has instead."""
+    instead = _INSTEAD_OF_TIME_LIMIT.get(own_args[0]) if own_args else None
+    typed = [word.partition("=")[0] for word in own_args]
+    for name in _TIME_LIMITS:
+        if instead is not None and name in typed and name not in instead:
+            raise UsageError(f"{name}: {instead}")
+
+
+def _help_columns() -> int:
+    """Return the number of columns for --help. Longer lines than those of a small terminal are hard to read."""
+    return max(min(shutil.get_terminal_size().columns, 80) - 2, 30)
 
 
 def _hint_for_foreign_options(argv: Sequence[str]) -> str | None:

@@ -30,6 +30,7 @@ REPORT = "Report"
 
 _OTHERS = "Options"
 _MAX_NAME_COLUMNS = 26  # maximum width of the left column of --help, which shows the option and its metavar
+_WHOLE_SENTENCE = 1000  # characters
 _VARIABLES = "Every option can also be set in the environment: --dry-run is NSA_HARNESS_DRY_RUN=1."
 
 
@@ -66,6 +67,10 @@ class GroupedCommand(TyperCommand):
     def collect_usage_pieces(self, ctx: Any) -> list[str]:  # noqa: ARG002
         return ["[OPTIONS]", *map(_in_usage, self._arguments())]
 
+    def get_short_help_str(self, limit: int = 45) -> str:  # noqa: ARG002
+        """Return the whole first sentence of the help. The list of commands wraps it."""
+        return super().get_short_help_str(_WHOLE_SENTENCE)
+
     def format_options(self, ctx: Any, formatter: Any) -> None:
         arguments = [(str(param.metavar), param.help or "") for param in self._arguments()]
         groups: dict[str, list[tuple[str, str]]] = {"Arguments": arguments}
@@ -73,13 +78,14 @@ class GroupedCommand(TyperCommand):
             if isinstance(param, TyperOption) and (record := _without_variable(param).get_help_record(ctx)):
                 groups.setdefault(param.rich_help_panel or _OTHERS, []).append(record)
         groups[_OTHERS] = groups.pop(_OTHERS)  # last, with --help
-        column = max(len(name) for records in groups.values() for name, _ in records if len(name) <= _MAX_NAME_COLUMNS)
+        widest = min(_MAX_NAME_COLUMNS, formatter.width // 3)
+        column = max(
+            (len(name) for records in groups.values() for name, _ in records if len(name) <= widest), default=0
+        )
         for name, records in groups.items():
             if records:
                 with formatter.section(name):
-                    formatter.write_dl(
-                        [(f"{left:<{column}}", text) for left, text in records], col_max=_MAX_NAME_COLUMNS
-                    )
+                    formatter.write_dl([(f"{left:<{column}}", text) for left, text in records], col_max=widest)
         formatter.write_paragraph()
         formatter.write_text(_VARIABLES)
 

@@ -13,6 +13,7 @@ from nsa_harness.core.report import HangKind, MachineFacts
 from nsa_harness.core.scenario.explain import resolved_lines, scenario_lines
 from nsa_harness.core.scenario.yaml_tree import plain, visible
 from nsa_harness.render.terminal.layout import NARROW, labelled, paragraph
+from nsa_harness.render.terminal.screen import shared_notes
 from nsa_harness.supervisor.launch.launcher import command_line
 from nsa_harness.supervisor.launch.planning import (
     Invocation,
@@ -24,15 +25,38 @@ from nsa_harness.supervisor.launch.planning import (
 )
 from nsa_harness.supervisor.storage.redaction import Redaction
 from nsa_harness.texts.causes import text_of
-from nsa_harness.texts.words import MEANING, launch_line
+from nsa_harness.texts.words import MEANING, launch_line, plural
 
 _NAME_COLUMNS = 22
 
 
-def catalog_lines(items: Sequence[SelectedScenario], width: int) -> Iterator[str]:
-    """Yield the output of `nsa-harness list`, wrapped to `width` columns."""
-    by_directory: dict[str, dict[str, list[SelectedScenario]]] = {}
+def short_catalog_lines(items: Sequence[SelectedScenario], width: int) -> Iterator[str]:
+    """Yield the output of `list`: the user's scenarios, and then the shipped scenarios.
+
+    Of the shipped scenarios, the names of the main directory and the number in each other directory are shown.
+    """
+    users = [item for item in items if not item.is_shipped]
+    yield from catalog_lines(users, width)
+    shipped: dict[str, dict[str, None]] = {}
     for item in sorted(items, key=lambda item: (-item.priority, item.family)):
+        if item.is_shipped:
+            shipped.setdefault(item.file.rpartition("/")[0] or ".", {})[item.family] = None
+    if not shipped:
+        return
+    main, *others = sorted(shipped, key=len)
+    count = plural(sum(map(len, shipped.values())), "scenario")
+    yield from [""] if users else []
+    yield from paragraph(f"shipped with nsa-harness: {count}; `nsa-harness list -v` describes them", width)
+    yield f"{main}/"
+    yield from paragraph("  ".join(shipped[main]), width, "  ")
+    texts = [f"{len(shipped[name])} in {name.removeprefix(f'{main}/')}/" for name in shipped if name in others]
+    yield from paragraph(f"and {' · '.join(texts)}", width, "  ")
+
+
+def catalog_lines(items: Sequence[SelectedScenario], width: int) -> Iterator[str]:
+    """Yield the output of `nsa-harness list -v`, the user's scenarios first, wrapped to `width` columns."""
+    by_directory: dict[str, dict[str, list[SelectedScenario]]] = {}
+    for item in sorted(items, key=lambda item: (item.is_shipped, -item.priority, item.family)):
         by_directory.setdefault(item.file.rpartition("/")[0] or ".", {}).setdefault(item.family, []).append(item)
     column = min(max((len(item.family) for item in items), default=0), _NAME_COLUMNS) + 4
     for number, (directory, families) in enumerate(by_directory.items()):
@@ -106,13 +130,16 @@ def kind_lines(kind: HangKind, width: int) -> Iterator[str]:
 
 def command_lines(plan: LaunchPlan, redaction: Redaction) -> Iterator[str]:
     """Yield the output of `nsa-harness run --dry-run`, with secrets removed."""
+    specs = tuple(map(redaction.spec, plan.specs))
+    shared = shared_notes(specs)
     yield from (f"# {note}" for note in plan.notes)
-    for spec in map(redaction.spec, plan.specs):
+    yield from (f"# {text}" for text in shared.values())
+    for spec in specs:
         if isinstance(spec, Skip):
             yield f"# {spec.scenario}: SKIP, {spec.reason}"
             continue
         yield f"# {spec.scenario}: {launch_line(spec.ranks, spec.backend, visible(spec.subject))}"
-        yield from (f"#   {note}" for note in spec.notes)
+        yield from (f"#   {note}" for note in spec.notes if note not in shared)
         if spec.fault:
             ranks = "every rank" if spec.fault.rank is None else f"rank {spec.fault.rank}"
             yield f"#   planted fault: {spec.fault.kind} on {ranks} (planted only by `nsa-harness run`)"

@@ -46,7 +46,7 @@ def watch(
         float | None,
         option(
             "--deadline SECONDS",
-            "If the job takes longer, report it and apply --on-hang. Default: no deadline.",
+            "Report a job that takes longer as FAIL slow, which is no hang, and apply --on-hang. Default: no deadline.",
             min=0.001,
         ),
     ] = None,

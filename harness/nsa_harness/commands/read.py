@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import socket
 import sys
 from collections import Counter
@@ -25,6 +24,7 @@ from nsa_harness.errors import UsageError
 from nsa_harness.render.documents.report_json import to_json
 from nsa_harness.render.terminal.answer import ANSWER_LABEL_WIDTH
 from nsa_harness.render.terminal.layout import command, labelled
+from nsa_harness.render.terminal.stream import output_size
 from nsa_harness.render.terminal.terminal import Terminal
 from nsa_harness.render.text import escape
 from nsa_harness.subject.playbook import PLAYBOOK
@@ -38,7 +38,6 @@ from nsa_harness.supervisor.storage.sources import text_as_launched, with_source
 from nsa_harness.texts import words
 
 _MAX_FILE_LINES = 6  # lines about files that could not be used; the rest is only counted
-_COLUMNS, _MAX_COLUMNS = 80, 120
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,7 +154,7 @@ def _report(request: ReadRequest, run: RunDir | None, redaction: Redaction, outc
 
 def _print_answer(request: ReadRequest, report: Report, run: RunDir | None, missing: Sequence[MissingData]) -> None:
     (outcome,) = report.outcomes
-    width = min(shutil.get_terminal_size((_COLUMNS, 24)).columns, _MAX_COLUMNS)
+    width = output_size(sys.stdout, os.environ)[0]
     if not request.verbose:
         absent = {file.name for file in missing}
         for line in _file_lines([gap for gap in outcome.trouble if gap.what not in absent], missing, width):

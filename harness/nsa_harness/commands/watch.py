@@ -10,7 +10,6 @@ import hashlib
 import json
 import os
 import shlex
-import shutil
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -31,6 +30,8 @@ from nsa_harness.core.scenario.observed_job import job_name, observed_spec, with
 from nsa_harness.render.events import Events
 from nsa_harness.render.listener import Broadcast, Listener
 from nsa_harness.render.terminal.answer import answer_lines
+from nsa_harness.render.terminal.layout import NO_WIDTH
+from nsa_harness.render.terminal.stream import output_size
 from nsa_harness.render.text import escape
 from nsa_harness.supervisor.capture.procfs import command_line
 from nsa_harness.supervisor.launch.launcher import end_dead_runs
@@ -259,7 +260,7 @@ class WatchSession:
 
 
 _NAME = "nsa-harness"
-_COLUMNS = 100  # widest line; the lines appear among the job's own output
+_COLUMNS = 100  # widest line on a terminal; the lines appear among the job's own output
 
 
 class WatchedCommandOutput(Listener):
@@ -273,11 +274,12 @@ class WatchedCommandOutput(Listener):
         self._stream = stream
         self._quiet = quiet
         self._last_answer: tuple[str, Status, str | None] | None = None  # its attempt, status and cause
-        self._columns = min(shutil.get_terminal_size((_COLUMNS, 24)).columns - len(f"{_NAME}: "), _COLUMNS)
+        columns = output_size(stream, os.environ)[0]
+        self._columns = columns if columns >= NO_WIDTH else min(columns - len(f"{_NAME}: "), _COLUMNS)
 
     def print_start(self, run_dir: Path) -> None:
         if not self._quiet:
-            self.print_line(f"observing; report: {run_dir}/SUMMARY.md")
+            self.print_line(f"observing; page: {run_dir}/report.html")
 
     def on_stall(self, attempt: str, text: str) -> None:  # noqa: ARG002
         self.print_line(f"stall: {text}")
@@ -289,7 +291,7 @@ class WatchedCommandOutput(Listener):
         """Print the report of an outcome in full, or on one line if the same report was printed before."""
         verdict = outcome.verdict
         if verdict.status is Status.PASS and not self._quiet:
-            self.print_line(f"PASS; the job has ended; report: {run_dir}/SUMMARY.md")
+            self.print_line(f"PASS; the job has ended; page: {run_dir}/report.html")
         if verdict.status is not Status.HANG and (verdict.status is not Status.FAIL or self._quiet):
             return
         answer = (outcome.dir, verdict.status, verdict.cause)
@@ -303,7 +305,7 @@ class WatchedCommandOutput(Listener):
     def print_verdict(self, outcome: Outcome, run_dir: Path, job_state: str) -> None:
         """Print the verdict, the state of the job and the path of the report on one line."""
         name = outcome.verdict.status if outcome.verdict.status is Status.HANG else f"{outcome.verdict.cause}"
-        self.print_line(f"{name}; {job_state}; report: {run_dir}/SUMMARY.md")
+        self.print_line(f"{name}; {job_state}; page: {run_dir}/report.html")
 
     def print_line(self, text: str) -> None:
         self._write(escape(text))

@@ -20,6 +20,7 @@ from nsa_harness.core.report import (
     Status,
 )
 from nsa_harness.texts import words
+from nsa_harness.texts.causes import remedy, text_of
 
 
 def title(outcome: Outcome) -> str:
@@ -90,6 +91,31 @@ def cause_of(outcome: Outcome) -> Finding | None:
     return next((finding for finding in outcome.findings if finding.code == outcome.verdict.cause), None)
 
 
+def advice(outcome: Outcome) -> str:
+    """Return what to do about a run that did not pass, or "" for a run that passed or a job that was only inspected."""
+    if outcome.verdict.status in (Status.PASS, Status.SKIP) or words.verdict(outcome) != outcome.verdict.status.value:
+        return ""
+    cause = cause_of(outcome)
+    return cause.advice if cause and cause.advice else remedy(outcome.verdict.cause)
+
+
+def why_look_at(outcome: Outcome) -> str:
+    """Return which ranks the line to look at concerns, and why it is shown.
+
+    Example: "rank 0: this condition decides what it does". Return "" if no line is known.
+    """
+    culprit = outcome.culprit
+    if culprit is None or culprit.place is None:
+        return ""
+    is_condition = words.statement(culprit.place).startswith(("if ", "elif "))
+    reason = CONDITION if is_condition else text_of(outcome.verdict.cause, "look_at") or LINE_OF_THE_CAUSE
+    return f"{words.ranks(culprit.ranks)}: {reason}" if culprit.ranks else reason
+
+
+CONDITION = "this condition decides what it does"
+LINE_OF_THE_CAUSE = "the line that the cause is about"
+
+
 def other_findings(outcome: Outcome) -> tuple[Finding, ...]:
     """Return all findings except the one that explains the verdict."""
     cause = cause_of(outcome)
@@ -153,9 +179,10 @@ def rank_table(outcome: Outcome) -> tuple[tuple[str, ...], list[tuple[str, ...]]
     Ranks in the same call that wait for the same ranks share a row. A column name that ends in a colon aligns the
     column to the right. Columns without any known value are left out.
     """
+    marked = words.marked_culprits(outcome)
     groups: dict[tuple[str, str, bool], list[RankStatus]] = {}
     for row in outcome.rank_statuses:
-        groups.setdefault((row.blocked_in, row.waits_for, row.is_culprit), []).append(row)
+        groups.setdefault((row.blocked_in, row.waits_for, row.rank in marked), []).append(row)
     head = ("rank:", position_head(outcome), "waiting for", "no progress for:")
     rows = [
         (_rank_cell(group), blocked_in, waits_for, words.seconds(_longest(group)))

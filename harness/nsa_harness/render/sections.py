@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from nsa_harness.core.comparison.severity import severity
-from nsa_harness.core.report import Finding, Outcome, Report, Severity, Status
+from nsa_harness.core.report import Finding, Outcome, Place, Report, Severity, Status
 from nsa_harness.core.search.report import BisectReport
 from nsa_harness.render import answer
 from nsa_harness.render.text import link_target
@@ -83,13 +83,14 @@ class Part:
     """A group of sections under a title.
 
     `chapter`: whether the title has the same heading level as the title of a run. `folded`: whether the sections are
-    hidden until the reader opens them.
+    hidden until the reader opens them. `folded_on_page`: the same, but only on the HTML page.
     """
 
     title: str
     sections: tuple[Section, ...]
     chapter: bool = False
     folded: bool = False
+    folded_on_page: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,11 +181,13 @@ class Grounds:
 
 @dataclass(frozen=True, kw_only=True)
 class FindingDetails:
-    """A finding with the files that prove it."""
+    """A finding with the files that prove it, without what the start of the run's section already shows."""
 
     finding: Finding
     severity: Severity
     is_cause: bool
+    claim: str
+    place: Place | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -238,7 +241,11 @@ def run_section(number: int, outcome: Outcome, *, alone: bool) -> RunDetails:
         *_ranks(outcome),
         *_what_to_do(outcome),
         Pictures(outcome=outcome),
-        Part(title="Evidence", sections=(Sentence(line=line(words.meaning(outcome))), *evidence_sections(outcome))),
+        Part(
+            title="Evidence",
+            sections=(Sentence(line=line(words.meaning(outcome))), *evidence_sections(outcome)),
+            folded_on_page=True,
+        ),
         Part(title="Repeat it", sections=tuple(_repeat(outcome))),
         *_files(outcome),
     )
@@ -247,8 +254,8 @@ def run_section(number: int, outcome: Outcome, *, alone: bool) -> RunDetails:
 
 def _what_to_do(outcome: Outcome) -> Iterator[Section]:
     cause = answer.cause_of(outcome)
-    if cause and cause.advice:
-        yield Sentence(label="Do:", line=line(cause.advice))
+    if advice := answer.advice(outcome):
+        yield Sentence(label="Do:", line=line(advice))
     if cause and cause.left_open:
         yield Bullets(title="Open questions:", items=cause.left_open)
 
@@ -260,14 +267,23 @@ def evidence_sections(outcome: Outcome) -> Iterator[Section]:
     proof = (("why a hang", outcome.proof_reason or ""), ("last shared", words.last_shared(outcome)))
     yield Grounds(rows=tuple((label, (text,)) for label, text in proof if text))
     cause = answer.cause_of(outcome)
+    shown_place = outcome.culprit.place if outcome.culprit else None
     for finding in outcome.findings:
-        yield FindingDetails(finding=finding, severity=severity(finding, outcome), is_cause=finding is cause)
+        is_cause = finding is cause
+        yield FindingDetails(
+            finding=finding,
+            severity=severity(finding, outcome),
+            is_cause=is_cause,
+            claim="" if is_cause and finding.claim == outcome.verdict.summary else finding.claim,
+            place=None if is_cause and finding.place == shown_place else finding.place,
+        )
     missing = tuple(("not captured", (words.trouble(trouble),)) for trouble in outcome.trouble)
     yield Grounds(rows=(*words.grounds(outcome), *missing))
     head, rows = words.vital_table(outcome)
     if len(head) > 1:
         yield Table(title="Measurements per rank", kind="vitals", head=head, rows=lines(rows))
-    numbers = join_texts(words.numbers(outcome))
+    in_table = "peak memory" if "peak memory:" in head else None
+    numbers = join_texts(text for text in words.numbers(outcome) if not (in_table and text.startswith(in_table)))
     if numbers:
         yield Sentence(line=line(numbers))
     ran = outcome.verdict.status is not Status.SKIP
@@ -301,22 +317,30 @@ def _ranks(outcome: Outcome) -> Iterator[Section]:
 
 
 def _each_rank(outcome: Outcome) -> Table:
+    marked = words.marked_culprits(outcome)
+    head = ("rank:", answer.position_head(outcome), "waiting for", "no progress for:", *_EXTRA)
+    rows = [
+        (
+            words.rank_with_coordinates(row),
+            row.blocked_in,
+            row.waits_for,
+            words.seconds(row.no_progress_s),
+            *_steps_and_exit(outcome, row.rank),
+        )
+        for row in outcome.rank_statuses
+    ]
+    known = [
+        column
+        for column, name in enumerate(head)
+        if name in _EXTRA or any(row[column] not in ("", words.UNKNOWN) for row in rows)
+    ]
     return Table(
         title="Ranks at the end",
         kind="ranks",
-        head=("rank:", answer.position_head(outcome), "waiting for", "no progress for:", *_EXTRA),
+        head=tuple(head[column] for column in known),
         extra=_EXTRA,
-        rows=lines(
-            (
-                words.rank_with_coordinates(row),
-                row.blocked_in,
-                row.waits_for,
-                words.seconds(row.no_progress_s),
-                *_steps_and_exit(outcome, row.rank),
-            )
-            for row in outcome.rank_statuses
-        ),
-        culprits=frozenset(number for number, row in enumerate(outcome.rank_statuses) if row.is_culprit),
+        rows=lines(tuple(row[column] for column in known) for row in rows),
+        culprits=frozenset(number for number, row in enumerate(outcome.rank_statuses) if row.rank in marked),
     )
 
 

@@ -286,12 +286,26 @@ def run_facts(outcome: Outcome) -> tuple[str, ...]:
     """Return facts about a run, such as its description, launch, remarks and notes."""
     rerun_result = f"result: {outcome.rerun_answer}" if outcome.rerun_answer else ""
     launch = launch_line(outcome.spec.ranks, outcome.spec.backend, outcome.spec.subject)
-    remarks_and_notes = (outcome.spec.about, launch, *remarks(outcome), rerun_result, *outcome.spec.notes)
+    says_nothing_new = set(outcome.spec.about.split()) <= {*launch.split(), "on"}
+    about = "" if says_nothing_new else outcome.spec.about
+    remarks_and_notes = (about, launch, *remarks(outcome), rerun_result, *outcome.spec.notes)
     return tuple(fact for fact in remarks_and_notes if fact)
 
 
 def step(value: int | None) -> str:
     return UNKNOWN if value is None else str(value)
+
+
+def marked_culprits(outcome: Outcome) -> frozenset[int]:
+    """Return the ranks that are marked as culprits.
+
+    If every rank of several is a culprit, the mark would say nothing about which of them is wrong. No rank is marked
+    then.
+    """
+    in_table = {row.rank for row in outcome.rank_statuses if row.is_culprit}
+    culprits = frozenset(in_table or (outcome.culprit.ranks if outcome.culprit else ()))
+    marks_all = len(culprits) > 1 and len(culprits) >= max(outcome.spec.ranks, len(outcome.rank_statuses))
+    return frozenset() if marks_all else culprits
 
 
 def culprit_line(outcome: Outcome) -> str:
@@ -300,7 +314,7 @@ def culprit_line(outcome: Outcome) -> str:
     collective = culprit.collective if culprit else None
     seq = "" if collective is None or collective.seq is None else f" #{collective.seq}"
     parts = (
-        f"culprit {ranks(culprit.ranks)}" if culprit and culprit.ranks else "",
+        f"culprit {ranks(culprit.ranks)}" if culprit and marked_culprits(outcome) else "",
         f"{collective.op}{seq} (group {collective.group})" if collective else "",
         f"step {culprit.step}" if culprit and culprit.step is not None else "",
         f"phase {outcome.phase}" if outcome.phase and outcome.verdict.status is not Status.PASS else "",

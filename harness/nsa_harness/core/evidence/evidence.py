@@ -457,6 +457,7 @@ class RankEvidence:
     background_failures: tuple[PrintedMessage, ...] = ()  # tracebacks of its threads and child processes, oldest first
     memory: tuple[MemoryAtEvent, ...] = ()  # memory that the rank reported at boot, in its latest dump and heartbeat
     died_in_native_thread: bool = False  # a thread without Python, such as gloo's, raised the fatal signal
+    last_line: str = ""  # the last line of its log, for a job that was not watched
 
 
 @stored_as(no_progress_s="quiet_s")

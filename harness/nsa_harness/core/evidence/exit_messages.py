@@ -6,6 +6,7 @@ These are tracebacks, errors at interpreter exit, messages of torch's debugging 
 from __future__ import annotations
 
 import re
+import signal
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
@@ -293,7 +294,10 @@ _SENDERS = (
         "Lightning's launcher",
         re.compile(r"Child process with PID \d+ (?P<why>terminated with code -?\d+)"),
     ),
-    ("somebody outside, to torchrun", re.compile(r"Received \S+ death signal, shutting down workers")),
+    (
+        "somebody outside, to torchrun",
+        re.compile(r"(?:Received (?=\S+ death signal, shutting)|SignalException: Process .*: )(?P<number>\d{1,2})?"),
+    ),
     ("Slurm", re.compile(r"CANCELLED AT \S+(?: DUE TO (?P<why>[A-Z ]*[A-Z]))?")),
 )
 _FIRST = "Root Cause (first observed failure):"
@@ -321,6 +325,15 @@ def agent_failures(log: str) -> tuple[AgentFailure, ...]:
     )
 
 
+def is_from_outside(sender: str) -> bool:
+    """Whether a sender that `closing_signals` names is outside the job, so that the job did not fail on its own."""
+    return sender.startswith(("Slurm", "somebody outside")) and "task failure" not in sender
+
+
+def _signal_name(number: str | None) -> str:
+    return {int(one): one.name for one in signal.Signals}.get(int(number or signal.SIGTERM), "SIGTERM")
+
+
 def closing_signals(log: str) -> tuple[tuple[int, str, str], ...]:
     """Return the signals that a launcher or scheduler reports in a log.
 
@@ -333,7 +346,7 @@ def closing_signals(log: str) -> tuple[tuple[int, str, str], ...]:
     return tuple(
         (
             int(parts.get("pid") or 0),
-            parts.get("signal") or "SIGTERM",
+            parts.get("signal") or _signal_name(parts.get("number")),
             f"{sender} ({parts['why'].lower()})" if parts.get("why") else sender,
         )
         for _, sender, parts in sorted(signals, key=lambda signal: signal[0])[:_MAX_SIGNALS]

@@ -108,7 +108,9 @@ _OWN_RANK = (
 )
 _WORLD_SIZE = re.compile(r"\bWORLD_SIZE[\"']?[=:] ?[\"']?(\d{1,6})\b|\bworld[_ ]size[=:] ?(\d{1,6})\b")
 _LAUNCHER_TEXT = re.compile(
-    r"torch/distributed/(?:run\.py|elastic/(?:agent|multiprocessing/api))|ChildFailedError|^(?:srun|slurmstepd): ", re.M
+    r"torch/distributed/(?:run\.py|elastic/(?:agent|multiprocessing/api))|ChildFailedError|SignalException: Process"
+    r"|^(?:srun|slurmstepd): ",
+    re.M,
 )
 
 

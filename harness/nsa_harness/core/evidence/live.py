@@ -71,6 +71,22 @@ def next_news(last: ProgressNews | None, phase: str, progress: Progress) -> Prog
     return now if progress.elapsed_s - last.at_s >= STILL_S else None
 
 
+def furthest_phase(before: str | None, phase: str) -> str:
+    """Return the later of two phases, so that the progress that is shown never goes backwards.
+
+    A phase is "launch", "step N" or "finish". `before`: the phase that was shown last, or None.
+    """
+    return max(before or phase, phase, key=_phase_order)
+
+
+def _phase_order(phase: str) -> tuple[int, int]:
+    word, _, step = phase.partition(" ")
+    return _STAGES.index(word) if word in _STAGES else len(_STAGES), int(step) if step.isdecimal() else 0
+
+
+_STAGES = ("launch", "step", "finish")
+
+
 def milestone(step: int) -> int:
     """Return the largest number among 1, 2, 5, 10, 20, 50, ... that is at most `step`, or 0 if there is none."""
     if step < 1:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -23,6 +24,7 @@ from nsa_harness.core.evidence.exit_messages import (
     agent_failures,
     closing_signals,
     error_lines,
+    is_from_outside,
     known_warnings,
     last_traceback,
     read_background_failures,
@@ -60,7 +62,7 @@ _UNNAMED_RANK = "it does not say of which rank it is: it is taken for one of the
 _TRACEBACK = "Traceback (most recent call last):\n"
 _MAX_SHORT_PARTS = 8  # parts of a path that a shortened file name may have
 _FATAL_ERROR = re.compile(r"^Fatal Python error: ", re.M)
-_LAUNCHER = "ChildFailedError"  # torchrun's own exception after a rank has failed
+_LAUNCHER = ("ChildFailedError", "SignalException")  # torchrun's own exceptions: a rank failed, or a signal came
 
 
 @dataclass(kw_only=True)
@@ -389,6 +391,7 @@ def _rank_evidence(rank: int, files: _Rank) -> RankEvidence:
         debug_message=read_debug_message(log),
         exit_messages=read_exit_messages(log),
         background_failures=read_background_failures(log, exception),
+        last_line=next((line.strip() for line in reversed(log.splitlines()) if line.strip()), ""),
     )
 
 
@@ -502,12 +505,13 @@ def _seconds(stamp: str) -> float:
 
 
 def _launcher(closing: Sequence[tuple[int, str, str]]) -> Exit | None:
-    """Return an exit by SIGTERM if Slurm cancelled the whole job, otherwise None.
+    """Return an exit by the signal that cancelled the whole job from outside, or None if there was none.
 
     `closing` has (pid, signal, sender) for each signal that launchers and schedulers report.
     """
-    is_cancelled = any(not pid and sender.startswith("Slurm") for pid, _, sender in closing)
-    return Exit(pid=0, rank=None, status=-15, at_s=0.0, during_teardown=False) if is_cancelled else None
+    names = [name for pid, name, sender in closing if not pid and is_from_outside(sender)]
+    status = -signal.Signals[names[0]] if names else 0
+    return Exit(pid=0, rank=None, status=status, at_s=0.0, during_teardown=False) if names else None
 
 
 def _memory(text: str) -> HostMemory | None:

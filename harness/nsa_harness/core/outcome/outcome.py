@@ -201,7 +201,11 @@ def _last_status(evidence: Evidence, rank: RankEvidence, culprit: Culprit | None
 def _ending_from_files(rank: RankEvidence) -> str:
     exception_text = f"raised {rank.exception.type}" if rank.exception else ""
     ending = exit_text(rank.exit.status) if rank.exit else ""
-    return " · ".join(text for text in (exception_text, ending) if text) or "nothing that was read says it"
+    last_line = f"last line: {shorten(rank.last_line, _MAX_LAST_LINE)}" if rank.last_line and not exception_text else ""
+    return " · ".join(filter(None, (exception_text, ending, last_line))) or "nothing that was read says it"
+
+
+_MAX_LAST_LINE = 100  # characters
 
 
 def _waits_for(wait: Wait, places: Meshes) -> str:
@@ -267,7 +271,7 @@ def ending_text(evidence: Evidence) -> str:
         return RUNS_ON if was_running or evidence.launcher is None else "not by us"
     if evidence.ending is Ending.EXITED and not evidence.leftovers:
         return f"by itself, {leftover_text}"
-    return f"TERM, {evidence.teardown_s:.1f} s, {leftover_text}"
+    return f"SIGTERM, {evidence.teardown_s:.1f} s, {leftover_text}"
 
 
 def _leftover_text(unkillable: tuple[str, ...] | None) -> str:

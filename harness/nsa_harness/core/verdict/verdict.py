@@ -204,7 +204,11 @@ def _judge_post_mortem(evidence: Evidence, failures: tuple[Failure, ...]) -> Jud
     A rank that timed out while it waited for others, or that SIGTERM ended, has not failed on its own. A job that hangs
     ends like this.
     """
-    own = [failure for failure in failures if not failure.is_collateral and failure.status not in _TERMINATED]
+    own = [
+        failure
+        for failure in failures
+        if not failure.is_collateral and failure.status not in _TERMINATED and failure.kind is not FailureKind.LAUNCHER
+    ]
     proof = None if own else _post_mortem_proof(evidence)
     if proof is not None:
         return Judgement(status=Status.HANG, failures=(), proof=proof)

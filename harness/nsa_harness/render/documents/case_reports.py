@@ -85,8 +85,9 @@ def _explanation(outcome: Outcome) -> Iterator[str]:
         yield from words.source_lines(place)
     for stack in outcome.stacks:
         yield from answer.stack_lines(stack)
+    if advice := answer.advice(outcome):
+        yield f"do: {advice}"
     if cause:
-        yield f"do: {cause.advice}"
         yield from (f"open question: {text}" for text in cause.left_open)
     yield meaning(outcome)
     if outcome.culprit:

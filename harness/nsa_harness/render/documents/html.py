@@ -1,17 +1,22 @@
-"""report.html: a report as one HTML page without scripts or external references."""
+"""report.html: a report as one HTML page without external references. Its only script copies commands."""
 
 from __future__ import annotations
 
+from base64 import b64encode
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from importlib.resources import files
+from itertools import pairwise
 from typing import NamedTuple
 
 from jinja2 import Environment, StrictUndefined, Template
+from markupsafe import Markup
 
 from nsa_harness.core.comparison.decisions import Playbook
 from nsa_harness.core.outcome.callstacks import StackNode, stack_trees
-from nsa_harness.core.report import RUNS_ON, CallStack, Divergence, EnteredCall, Outcome, Place, Report, Status, counts
+from nsa_harness.core.outcome.wording import location
+from nsa_harness.core.report import RUNS_ON, CallStack, EnteredCall, Outcome, Place, Report, Status, counts
 from nsa_harness.core.search.report import BisectReport
 from nsa_harness.render import answer
 from nsa_harness.render.documents.report_sections import report_sections
@@ -24,6 +29,7 @@ from nsa_harness.texts import words
 MAX_LANES = 16  # maximum number of bars in the picture of the ranks
 _MAX_SINGLE_LANES = 8  # if there are more ranks, those that are in the same call share a bar
 _MAX_CAPTION = 72  # characters; the table of ranks contains the whole text
+_MAX_LAUNCH_PERCENT = 15.0  # of a bar of the picture of the ranks
 _INNER_FRAMES = 3  # frames of a node of the stack tree that are shown; further frames are folded
 
 
@@ -101,10 +107,6 @@ def _differences(row: Sequence[EnteredCall | None]) -> _Differences:
     )
 
 
-def _call_names(divergence: Divergence) -> object:
-    return answer.short_names([call.place for row in divergence.rows for call in row if call and call.place])
-
-
 @dataclass(frozen=True, kw_only=True)
 class Stretch:
     """A section of the horizontal bar that shows how far a rank got."""
@@ -131,6 +133,7 @@ class Lanes:
     lanes: tuple[Lane, ...]
     ends: tuple[str, str]  # labels of the left and the right end of the bars
     omitted: int  # bars that are not drawn; the culprits' bars are always drawn
+    launch: str = ""  # what the key calls the launch; "" if the bars show no launch
 
 
 def lanes(outcome: Outcome) -> Lanes | None:
@@ -140,7 +143,7 @@ def lanes(outcome: Outcome) -> Lanes | None:
     if not shows_time and not any(outcome.last_step.values()):
         return None
     ranks = sorted({*outcome.last_step, *still_s, *(row.rank for row in outcome.rank_statuses)})
-    culprits = set(outcome.culprit.ranks) if outcome.culprit else set()
+    culprits = words.marked_culprits(outcome)
     groups: dict[object, list[int]] = {}
     for rank in ranks:
         place = (rank in culprits, _caption(outcome, rank, None))
@@ -165,6 +168,7 @@ def lanes(outcome: Outcome) -> Lanes | None:
         ),
         ends=_end_labels(outcome, end_s) if shows_time else ("", f"step {last_step}"),
         omitted=len(groups) - len(visible),
+        launch=_launch_label(outcome, end_s) if shows_time else "",
     )
 
 
@@ -185,8 +189,39 @@ def _time(outcome: Outcome, end_s: float, still_s: float | None) -> tuple[Stretc
     if still_s is None:
         return ()
     launch_s = min(outcome.timing.launch_s or 0.0, end_s - still_s)
-    parts = (("launch", launch_s), ("moving", end_s - still_s - launch_s), ("still", still_s))
-    return tuple(Stretch(percent=round(100 * part_s / end_s, 1), kind=kind) for kind, part_s in parts if part_s > 0)
+    ends = {"launch": launch_s, "moving": end_s - still_s, "still": end_s}
+    percents = [0.0, *(_percent(outcome, end_s, at_s) for at_s in ends.values())]
+    return tuple(
+        Stretch(percent=round(end - start, 1), kind=kind)
+        for kind, (start, end) in zip(ends, pairwise(percents), strict=True)
+        if end > start
+    )
+
+
+def _percent(outcome: Outcome, end_s: float, at_s: float) -> float:
+    """Return where a time is on the bar, in percent of its length.
+
+    A launch that would take more than `_MAX_LAUNCH_PERCENT` is drawn shorter, so that the rest stays visible.
+    """
+    launch_s = outcome.timing.launch_s or 0.0
+    if not _is_launch_shortened(outcome, end_s):
+        return 100 * at_s / end_s
+    if at_s <= launch_s:
+        return _MAX_LAUNCH_PERCENT * at_s / launch_s
+    return _MAX_LAUNCH_PERCENT + (100 - _MAX_LAUNCH_PERCENT) * (at_s - launch_s) / (end_s - launch_s)
+
+
+def _is_launch_shortened(outcome: Outcome, end_s: float) -> bool:
+    launch_s = outcome.timing.launch_s or 0.0
+    return launch_s < end_s and 100 * launch_s / end_s > _MAX_LAUNCH_PERCENT
+
+
+def _launch_label(outcome: Outcome, end_s: float) -> str:
+    launch_s = outcome.timing.launch_s
+    if launch_s is None:
+        return ""
+    scale = ", not to scale" if _is_launch_shortened(outcome, end_s) else ""
+    return f"launch ({words.seconds(launch_s)}{scale})"
 
 
 def _steps(outcome: Outcome, rank: int, last_step: int) -> tuple[Stretch, ...]:
@@ -215,6 +250,30 @@ def _caption(outcome: Outcome, rank: int, still_s: float | None) -> str:
     return f"{steps_done} · {time_text}{words.middle(call, _MAX_CAPTION)}{waits}"
 
 
+# Adds a copy button to each command. A page from a file may lack the clipboard, so the selection is copied instead.
+COPY_SCRIPT = """
+for (const command of document.querySelectorAll("pre.command, code.then")) {
+  const box = document.createElement("div"), button = document.createElement("button");
+  box.className = "copyable";
+  button.className = "copy";
+  button.type = "button";
+  button.textContent = "copy";
+  button.onclick = async () => {
+    try {
+      await navigator.clipboard.writeText(command.textContent);
+    } catch {
+      getSelection().selectAllChildren(command);
+      document.execCommand("copy");
+    }
+    button.textContent = "copied";
+    setTimeout(() => { button.textContent = "copy"; }, 1500);
+  };
+  command.replaceWith(box);
+  box.append(command, button);
+}
+"""
+
+
 def _compile_template() -> Template:
     source = files("nsa_harness.render.documents").joinpath("report.html.j2").read_text(encoding="utf-8")
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
@@ -228,7 +287,9 @@ def _compile_template() -> Template:
         outer_and_inner=_outer_and_inner,
         all_culprits=_all_culprits,
         differences=_differences,
-        call_names=_call_names,
+        location=location,
+        copy_script=Markup(COPY_SCRIPT),
+        copy_script_hash=f"sha256-{b64encode(sha256(COPY_SCRIPT.encode()).digest()).decode()}",
         lanes=lanes,
         stack_trees=stack_trees,
         searched=bisect_picture,

@@ -40,16 +40,15 @@ def _sections(report: Report, outcome: Outcome) -> Iterator[list[str]]:
     place = outcome.culprit.place if outcome.culprit else None
     if place is not None:
         line = f": {words.statement(place)}" if place.text else ""
-        yield [f"look at {words.place_name(place)} {words.place_details(place)}{line}"]
+        yield [f"look at {words.place_name(place)} {words.place_details(place)}{line} ({answer.why_look_at(outcome)})"]
     head, rows, culprits = answer.rank_table(outcome)
     if rows:
         with_remarks = [(*row, "culprit" if culprit else "") for row, culprit in zip(rows, culprits, strict=True)]
         yield list(table((*head, ""), with_remarks, _COLUMNS, indent=""))
     for stack in outcome.stacks:
         yield list(answer.stack_lines(stack))
-    if cause:
-        yield [f"open question: {text}" for text in cause.left_open]
-        yield [f"what to do: {cause.advice}"] if cause.advice else []
+    yield [f"open question: {text}" for text in cause.left_open] if cause else []
+    yield [f"what to do: {answer.advice(outcome)}"] if answer.advice(outcome) else []
     yield [
         f"cause code: {verdict.cause}",
         meaning(outcome),

@@ -61,12 +61,13 @@ def report_sections(report: Report, playbook: Playbook, search: BisectReport | N
         yield from _interruption(report)
     if search is not None:
         yield Search(report=search)
+    hypotheses = () if alone else tuple(_hypotheses(report, playbook))
+    yield from hypotheses if not in_full else ()
     if not alone:
-        hypotheses = _hypotheses(report, playbook)
-        overview = _overview(report, frozenset(number for number, _ in in_full))
-        yield from (*overview, *hypotheses) if in_full else (*hypotheses, *overview)
+        yield from _overview(report, frozenset(number for number, _ in in_full))
     for number, outcome in in_full:
         yield run_section(number, outcome, alone=alone)
+    yield from hypotheses if in_full else ()
     if alone:
         yield from _interruption(report)
     yield from _chapters(report, playbook)

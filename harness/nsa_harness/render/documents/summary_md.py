@@ -99,7 +99,7 @@ def _answer(outcome: Outcome) -> Iterator[str]:
     if outcome.culprit and outcome.culprit.place:
         place = outcome.culprit.place
         source = f": {markdown_code(words.statement(place))}" if place.text else ""
-        yield from ("", f"Look at {_place(place)}{source}")
+        yield from ("", f"Look at {_place(place)} ({markdown(answer.why_look_at(outcome))}){source}")
     if outcome.stacks:
         lines = [line for block in _stack_texts(outcome.stacks) for line in ("", *block)][1:]
         yield from ("", *markdown_fence("\n".join(lines), "text"))
@@ -146,9 +146,9 @@ def _finding(details: FindingDetails) -> Iterator[str]:
     finding = details.finding
     ranks = f", {words.ranks(finding.ranks)}" if finding.ranks else ""
     grades = f"{details.severity.value}, {words.certainty(finding.confidence)}"
-    yield f"- **{markdown(finding.code)}** ({grades}{ranks}): {markdown(finding.claim)}"
-    if finding.place:
-        yield f"  - place: {_place(finding.place)}"
+    yield f"- **{markdown(finding.code)}** ({grades}{ranks}){f': {markdown(details.claim)}' if details.claim else ''}"
+    if details.place:
+        yield f"  - place: {_place(details.place)}"
     if not details.is_cause:
         yield from (f"  - open question: {markdown(text)}" for text in finding.left_open)
     if finding.advice and not details.is_cause:

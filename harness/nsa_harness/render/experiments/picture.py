@@ -190,6 +190,7 @@ _NUMBER, _VERDICT, _TIME = 3, 5, 6  # widths of table columns, in columns of the
 _LEAST_STEP, _MOST_STEP = 19, 33  # minimum and maximum width of the table column with the step
 _INDENT = " " * (_NUMBER + 2)
 _LEAST_LEGEND = 24  # minimum width for a name in the legend, if a line connects it with its column
+_MAX_WIDTH = 160  # a wider screen, or a file, does not widen the grid
 _TICK = 10  # distance between labels above the columns, if not every column has one
 
 
@@ -273,7 +274,7 @@ class Grid:
     def _room(self) -> int:
         """The width, in terminal columns, that is left for the columns of the items."""
         beside = 0 if self._narrow else self._step + 2
-        return max(self.width - len(_INDENT) - beside - 3 - _VERDICT - 1 - _TIME, 8)
+        return max(min(self.width, _MAX_WIDTH) - len(_INDENT) - beside - 3 - _VERDICT - 1 - _TIME, 8)
 
     @cached_property
     def _grid_columns(self) -> int:

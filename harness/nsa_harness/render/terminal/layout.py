@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 
 from rich.cells import cell_len, set_cell_size
 
+NO_WIDTH = 10_000  # columns of a pipe or file: no line is ever wrapped or cut
 NARROW = 60  # columns; on a narrower screen, a label has a line of its own above its text
 LABEL_WIDTH = 14
 # Spaces that never become line breaks: before a separator, and between a number and its unit.

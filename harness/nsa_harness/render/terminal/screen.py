@@ -6,6 +6,7 @@ The functions depend only on the event and the width of the screen.
 from __future__ import annotations
 
 import shlex
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -16,14 +17,22 @@ from nsa_harness.core.comparison.decisions import Playbook, next_commands, playb
 from nsa_harness.core.comparison.hypotheses import HypothesisAnswer, hypothesis_rows, is_row_shown
 from nsa_harness.core.comparison.severity import silent_faults
 from nsa_harness.core.comparison.sweeps import sweeps
+from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.evidence.live import FirstSnapshot, Progress
 from nsa_harness.core.plan import RunSpec, Skip
 from nsa_harness.core.report import RUNS_ON, Finding, MachineFacts, Outcome, Report, Status
 from nsa_harness.render import answer, sections
 from nsa_harness.render.costs import fit_lines
 from nsa_harness.render.sections import Section, evidence_sections
-from nsa_harness.render.terminal.answer import ANSWER_LABEL_WIDTH, answer_lines, at_most, headline, ranks_table
-from nsa_harness.render.terminal.layout import NARROW, bar, command, cropped, labelled, paragraph, table
+from nsa_harness.render.terminal.answer import (
+    ANSWER_LABEL_WIDTH,
+    MAX_SENTENCE_LINES,
+    answer_lines,
+    at_most,
+    headline,
+    ranks_table,
+)
+from nsa_harness.render.terminal.layout import NARROW, bar, command, labelled, paragraph, table
 from nsa_harness.render.text import escape, escaped
 from nsa_harness.texts import words
 
@@ -34,13 +43,26 @@ MAX_ROWS = 16  # rows of a table; SUMMARY.md contains the whole table
 
 
 def plan_lines(version: str, facts: MachineFacts, specs: Sequence[RunSpec | Skip], width: int) -> Iterator[str]:
-    """Yield lines with the version of nsa-harness, the machine, and the number of runs."""
+    """Yield lines with the version of nsa-harness, the machine, the number of runs, and the notes of several runs."""
     facts, specs = escaped((facts, tuple(specs)))
     yield from paragraph(f"nsa-harness {version} · {words.machine_line(facts)}", width, "", "  ")
     skip_count = sum(isinstance(spec, Skip) for spec in specs)
     if len(specs) > 1:
         remark = f" · {skip_count} cannot run on this machine" if skip_count else ""
         yield from paragraph(f"{words.plural(len(specs) - skip_count, 'run')} to do{remark}", width)
+        for text in shared_notes(specs).values():
+            yield from paragraph(text, width, "  ", "    ")
+
+
+def shared_notes(specs: Sequence[RunSpec | Skip]) -> dict[str, str]:
+    """Return the notes that several runs have in common, which are shown once per plan, with the text to show.
+
+    Example of a text: "every run: CPU form, chosen because this machine has no GPU".
+    """
+    runs = [spec for spec in specs if isinstance(spec, RunSpec)]
+    counts = Counter(note for spec in runs for note in spec.notes)
+    names = {len(runs): "every run"}
+    return {note: f"{names.get(count, f'{count} runs')}: {note}" for note, count in counts.items() if count > 1}
 
 
 def launched_lines(spec: RunSpec, width: int) -> Iterator[str]:
@@ -114,7 +136,9 @@ def _evidence(outcome: Outcome, width: int) -> Iterator[str]:
         yield from _section_lines(section, outcome, width)
     for stack in outcome.stacks:
         yield ""
-        yield from (cropped(f"  {line}", width) for line in answer.stack_lines(stack))
+        for line in answer.stack_lines(stack):
+            indent = " " * (len(line) - len(line.lstrip()) + 2)
+            yield from paragraph(line.lstrip(), width, indent, f"{indent}  ")
 
 
 def _section_lines(section: Section, outcome: Outcome, width: int) -> Iterator[str]:
@@ -203,7 +227,9 @@ def outcome_line(outcome: Outcome, width: int) -> Iterator[str]:
     outcome = escaped(outcome)
     if not answer.went_well(outcome) and outcome.verdict.status is not Status.PASS:
         yield from paragraph(headline(outcome), width, "", "      ")
-        yield from at_most(2, paragraph(answer.sentence(outcome.verdict.summary), width, "      "), width)
+        yield from at_most(
+            MAX_SENTENCE_LINES, paragraph(answer.sentence(outcome.verdict.summary), width, "      "), width
+        )
         return
     if outcome.verdict.status is Status.SKIP:
         text = f"SKIP  {outcome.spec.scenario}   {outcome.verdict.summary}"
@@ -219,14 +245,15 @@ def _silent_faults(outcome: Outcome, width: int) -> Iterator[str]:
     """Yield lines about faults found in a run that passed."""
     for finding in silent_faults(outcome):
         text = f"but {finding.code} ({words.certainty(finding.confidence)}): {finding.claim}"
-        yield from at_most(2, paragraph(text, width, "      "), width)
+        yield from at_most(MAX_SENTENCE_LINES, paragraph(text, width, "      "), width)
 
 
 MAX_FAILURES = 8  # failures that are listed after several runs
+_MAX_ADVISED = 3  # if more runs failed, the list does not say what to do about each; the page does
 
 
 def done_lines(report: Report, playbook: Playbook, run_dir: Path, width: int) -> Iterator[str]:
-    """Yield the last lines of the output, which name the next command and the HTML page.
+    """Yield the last lines of the output, which name the next commands and the HTML page.
 
     For several runs, the lines start with the failures, worst first, and the counts of verdicts.
     """
@@ -244,8 +271,8 @@ def done_lines(report: Report, playbook: Playbook, run_dir: Path, width: int) ->
     elif report.outcomes[0].verdict.status is Status.PASS:
         log = f"{run_dir}/{report.outcomes[0].dir}/output.log"
         yield from command("output", escape(log), width, ANSWER_LABEL_WIDTH)
-    label, next_command = _next_command(report, playbook, run_dir)
-    yield from command(label, escape(next_command), width, ANSWER_LABEL_WIDTH)
+    for label, next_command in _next_commands(report, playbook, run_dir):
+        yield from command(label, escape(next_command), width, ANSWER_LABEL_WIDTH)
     if report.outcomes:
         yield from _page_line(f"{escape(str(run_dir))}/report.html", width)
 
@@ -286,6 +313,9 @@ def _failures(report: Report, width: int) -> Iterator[str]:
     elif bad:
         for outcome in bad[:MAX_FAILURES]:
             yield from outcome_line(outcome, width)
+            advice = answer.advice(outcome)
+            if advice and len(bad) <= _MAX_ADVISED:
+                yield from paragraph(advice, width, "      do  ", " " * 10)
         if len(bad) > MAX_FAILURES:
             yield from paragraph(f"{len(bad) - MAX_FAILURES} more are in SUMMARY.md", width, "      ")
         yield ""
@@ -307,22 +337,38 @@ def _expectations(report: Report) -> str:
     return f"{as_expected} of {words.plural(len(final), 'run')}"
 
 
-def _next_command(report: Report, playbook: Playbook, run_dir: Path) -> tuple[str, str]:
-    """Return the command that the user should run next, with its label."""
-    if any(outcome.ending_text == RUNS_ON for outcome in report.outcomes):
-        return "next", ""  # nsa-harness did not start this job, so it has no command to repeat or resume it
-    if report.interrupted:
-        return "next", f"nsa-harness run --resume={shlex.quote(str(run_dir))}"
-    playbook = playbook_for(playbook, report.outcomes)
+def _next_commands(report: Report, playbook: Playbook, run_dir: Path) -> Iterator[tuple[str, str]]:
+    """Yield the commands that the user should run next, each with its label."""
     outcomes = [outcome for _, outcome in words.bad_news_first(report)]
-    if rule_command := next(iter(next_commands(report.gates)), None):
-        return "next", rule_command
-    for outcome in outcomes:
-        if outcome.next_command:
-            return "next", outcome.next_command
-        if outcome.repeat_command and not outcome.expected:
-            if outcome.verdict.status not in (Status.HANG, Status.FAIL):
-                return "next", outcome.repeat_command
-            path = run_dir if len(report.outcomes) == 1 else run_dir / outcome.dir
-            return "fixed?", f"nsa-harness run --verify {shlex.quote(str(path))}"
-    return "next", (playbook.onward if len(report.outcomes) == 1 else None) or ""
+    worst = next((outcome for outcome in outcomes if not outcome.expected), None)
+    stored = next((outcome.next_command for outcome in outcomes if outcome.next_command), None)
+    if any(outcome.ending_text == RUNS_ON for outcome in outcomes):
+        # nsa-harness did not start this job, so no command can repeat it
+        if worst and answer.cause_of(worst):
+            yield "next", _explaining_command(worst, run_dir) or ""
+        return
+    if report.interrupted:
+        yield "next", f"nsa-harness run --resume={shlex.quote(str(run_dir))}"
+        return
+    playbook = playbook_for(playbook, report.outcomes)
+    if command := next(iter(next_commands(report.gates)), stored) or (worst and _explaining_command(worst, run_dir)):
+        yield "next", command
+    elif worst is None and [outcome.verdict.status for outcome in outcomes] == [Status.PASS] and playbook.onward:
+        yield "next", playbook.onward
+    if worst and worst.repeat_command and worst.verdict.status in (Status.HANG, Status.FAIL):
+        path = run_dir if len(outcomes) == 1 else run_dir / worst.dir
+        yield "fixed?", f"nsa-harness run --verify {shlex.quote(str(path))}"
+
+
+def _explaining_command(outcome: Outcome, run_dir: Path) -> str | None:
+    """Return the command that says more about an outcome that was not expected, or None if there is none.
+
+    If no rule identified the cause of a failure, it prints the evidence. A run that passed or was not judged is
+    repeated.
+    """
+    cause = answer.cause_of(outcome)
+    if cause is not None and cause.code != Cause.UNKNOWN:
+        return f"nsa-harness explain {cause.code}"
+    if outcome.verdict.status in (Status.HANG, Status.FAIL):
+        return f"nsa-harness report -v {shlex.quote(str(run_dir))}"
+    return outcome.repeat_command

@@ -9,6 +9,7 @@ import codecs
 import io
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from queue import Empty, SimpleQueue
 from threading import Event, Thread
 from typing import TextIO
@@ -16,9 +17,30 @@ from typing import TextIO
 from rich.console import Console
 from rich.text import Text
 
+from nsa_harness.render.terminal.layout import NO_WIDTH
 from nsa_harness.render.text import ascii_only
 
 Styles = Sequence[tuple[str, str]]  # regular expressions with the rich style of their matches
+
+
+def output_size(stream: TextIO, environ: Mapping[str, str]) -> tuple[int, int]:
+    """Return the number of columns and rows of the terminal that the stream writes to.
+
+    A pipe or a file has `NO_WIDTH` columns: nothing is wrapped or cut there. If the stream is no terminal or does not
+    know its size, COLUMNS and LINES in `environ` set it.
+    """
+    columns = rows = 0
+    if stream.isatty():
+        with suppress(OSError, ValueError):
+            columns, rows = os.get_terminal_size(stream.fileno())
+    if columns and rows:
+        return columns, rows
+    columns, rows = (80 if stream.isatty() else NO_WIDTH), 24
+    return _number(environ.get("COLUMNS"), columns), _number(environ.get("LINES"), rows)
+
+
+def _number(text: str | None, default: int) -> int:
+    return int(text) if text and text.isdecimal() and int(text) else default
 
 
 class Paint:
@@ -35,6 +57,7 @@ class Paint:
         """
         self.supports_live_view = live and _supports_live_view(stream, environ)
         self._stream = stream
+        self._environ = environ
         self._styles = styles
         # The console must not write to the stream: even flushing an empty capture would block on a stopped terminal.
         self._console = Console(
@@ -45,14 +68,7 @@ class Paint:
     @property
     def size(self) -> tuple[int, int]:
         """The current number of columns and rows of the terminal."""
-        if self.supports_live_view:
-            try:
-                columns, rows = os.get_terminal_size(self._stream.fileno())
-            except (OSError, ValueError):
-                columns = rows = 0
-            if columns and rows:
-                return columns, rows
-        return self._console.width, self._console.height
+        return output_size(self._stream, self._environ)
 
     def without_colour(self, line: str) -> str:
         """Return the line without colours, in characters that the stream can encode.

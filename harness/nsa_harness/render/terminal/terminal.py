@@ -14,7 +14,7 @@ from threading import Lock
 from typing import TextIO
 
 from nsa_harness.core.comparison.decisions import Playbook
-from nsa_harness.core.evidence.live import FirstSnapshot, Progress, ProgressNews, next_news, time_left_s
+from nsa_harness.core.evidence.live import FirstSnapshot, Progress, ProgressNews, furthest_phase, next_news, time_left_s
 from nsa_harness.core.plan import RunSpec, Skip
 from nsa_harness.core.report import MachineFacts, Outcome, Report, Status
 from nsa_harness.render import answer
@@ -30,6 +30,7 @@ from nsa_harness.render.terminal.screen import (
     outcome_line,
     outcome_lines,
     plan_lines,
+    shared_notes,
 )
 from nsa_harness.render.terminal.stream import Paint, Writer
 from nsa_harness.render.text import escape
@@ -99,6 +100,7 @@ class Terminal(Listener):
             str, tuple[RunningAttempt, float]
         ] = {}  # by attempt; the second value is the time of its last event
         self._last_news: dict[str, ProgressNews] = {}
+        self._shown_notes: set[str] = set()
         self._ended: list[EndedAttempt] = []
         self._run_count = 0  # planned runs that are not skipped
         self._several = several
@@ -106,6 +108,7 @@ class Terminal(Listener):
 
     def on_plan(self, facts: MachineFacts, specs: Sequence[RunSpec | Skip]) -> None:
         self.expect_runs(sum(isinstance(spec, RunSpec) for spec in specs), several=len(specs) > 1)
+        self._shown_notes.update(shared_notes(specs))
         self._print(plan_lines(self._version, facts, specs, self._width))
 
     def expect_runs(self, count: int, *, several: bool = True) -> None:
@@ -116,12 +119,15 @@ class Terminal(Listener):
         self._run_count, self._several = count, several
 
     def on_launch(self, spec: RunSpec) -> None:
-        self._print(["", *launched_lines(spec, self._width)])
+        new_notes = tuple(note for note in spec.notes if note not in self._shown_notes)
+        self._shown_notes.update(new_notes)
+        self._print(["", *launched_lines(replace(spec, notes=new_notes), self._width)])
 
     def on_phase(self, attempt: str, phase: str, progress: Progress) -> None:
         """Update the live view. Without a live view, print a line if there is news."""
         with self._lock:
             previous = self._running.get(attempt)
+            phase = furthest_phase(previous[0].phase if previous else None, phase)
             stall = previous[0].stall if previous else None
             running = RunningAttempt(name=attempt, phase=phase, progress=progress, stall=stall)
             self._running[attempt] = (running, self._clock_s())

@@ -89,6 +89,7 @@ class SelectedScenario:
     tags: tuple[str, ...]
     priority: int
     file: str
+    is_shipped: bool
     tree: Node
     notes: tuple[str, ...]
 
@@ -236,7 +237,7 @@ def _selection_advice(patterns: Sequence[str], working_dir: Path) -> str:
 def _select(
     invocation: Invocation, selection: Selection, changes: Changes
 ) -> tuple[tuple[SelectedScenario, ...], tuple[str, ...]]:
-    """Return the selected scenarios, and notes for the user."""
+    """Return the selected scenarios in the order of the command line, and notes for the user."""
     files = [word for word in selection.patterns if _is_path(word)]
     names = tuple(word for word in selection.patterns if not _is_path(word))
     scenario_files = [
@@ -244,7 +245,8 @@ def _select(
     ]
     from_files = _with_changes(scenario_files, changes, invocation.environ)
     if files:
-        from_files = select_items(from_files, replace(selection, patterns=()))
+        selected = select_items(from_files, replace(selection, patterns=()))
+        from_files = tuple(item for item in from_files if item in selected)
     if files and not names:
         return from_files, ()
     by_name_alone = names if not (selection.tags or selection.expression) else ()
@@ -464,6 +466,7 @@ def _selected_scenario(
         tags=tuple(str(tag) for tag in tags) if isinstance(tags, list) else (),
         priority=priority if isinstance(priority, int) else 0,
         file=scenario_file.file,
+        is_shipped=scenario_file.is_shipped,
         tree=named_tree,
         notes=notes,
     )

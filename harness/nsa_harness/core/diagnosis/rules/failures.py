@@ -32,7 +32,7 @@ from nsa_harness.core.diagnosis.explanation import Explanation, OpenQuestion, ru
 from nsa_harness.core.diagnosis.profile import PROFILE_FILE, HotLine, Pace, RankProfile, busiest, pace, profiles
 from nsa_harness.core.diagnosis.rules.threads import death_facts
 from nsa_harness.core.evidence.evidence import Ending, Frame, RaisedException
-from nsa_harness.core.evidence.exit_messages import TIMEOUT_MESSAGE, timeout_message, timeout_s
+from nsa_harness.core.evidence.exit_messages import TIMEOUT_MESSAGE, is_from_outside, timeout_message, timeout_s
 from nsa_harness.core.evidence.health_samples import PrintedMessage
 from nsa_harness.core.evidence.stacks import is_library, user_frame
 from nsa_harness.core.report import CollectiveRef, Facts, Place, Status
@@ -521,9 +521,10 @@ def exit_record(context: DiagnosisContext) -> tuple[str, ...]:
 def killed(context: DiagnosisContext) -> Explanation | None:
     """Explain a failure in which SIGKILL or SIGTERM ended a rank or the launcher."""
     first = context.first_failure
-    if first is None or first.status not in _KILL_SIGNALS:
+    kill_signals = _KILL_SIGNALS if first is None or first.rank is not None else _KILL_SIGNALS | _LAUNCHER_SIGNALS
+    if first is None or first.status not in kill_signals:
         return None
-    name = _KILL_SIGNALS[first.status].name
+    name = kill_signals[first.status].name
     signals = [
         sending for sending in context.evidence.signals if sending.signal == name and sending.sender != "harness"
     ]
@@ -537,6 +538,7 @@ def killed(context: DiagnosisContext) -> Explanation | None:
             "signal": name,
             "sender": sender.sender if sender else "",
             "sent_to_whole_job": job_signal is not None,
+            "cancelled": job_signal is not None and is_from_outside(job_signal.sender),
             "watched": context.evidence.ending is not Ending.POST_MORTEM,
             "last_seen": last_progress_facts(context, first.rank),
             "last_line": last_heartbeat_facts(context, first.rank),
@@ -553,6 +555,8 @@ _KILL_SIGNALS = {
     -signal.SIGTERM: signal.SIGTERM,
     128 + signal.SIGTERM: signal.SIGTERM,  # exit code of a shell, or of a signal handler in the program
 }
+# Signals that end a launcher if its terminal is closed or Ctrl-C is pressed.
+_LAUNCHER_SIGNALS = {-number: number for number in (signal.SIGHUP, signal.SIGINT)}
 
 
 @rule_if(first_failure_of(FailureKind.SIGNAL))
