@@ -15,8 +15,9 @@ from nsa_harness.core.comparison.contrasts import FailureCounts, configuration, 
 from nsa_harness.core.comparison.hypotheses import HypothesisAnswer, HypothesisKind, HypothesisRow, hypothesis_rows
 from nsa_harness.core.experiment.repeats import with_flakiness
 from nsa_harness.core.plan import DiagnosticRerun
-from nsa_harness.core.report import Outcome, Status
+from nsa_harness.core.report import Finding, Outcome, Status
 from nsa_harness.subject.playbook import PLAYBOOK
+from nsa_harness.texts.words import hypothesis_reason_alone
 
 PASS, FAIL, HANG, SKIP, ERROR = Status.PASS, Status.FAIL, Status.HANG, Status.SKIP, Status.ERROR
 STATIC = {"parallel.static_graph": "true"}
@@ -29,7 +30,7 @@ def rows(outcomes: Sequence[Outcome], hypothesis: str) -> list[HypothesisRow]:
 
 def answer(outcomes: Sequence[Outcome], hypothesis: str) -> tuple[str, str]:
     (row,) = rows(outcomes, hypothesis)
-    return row.answer.value, row.reason
+    return row.answer.value, hypothesis_reason_alone(row)
 
 
 @pytest.mark.parametrize(
@@ -401,3 +402,55 @@ def test_the_order_of_the_runs_changes_no_answer(outcomes: list[Outcome], random
 
 def test_no_hypothesis_stands_twice() -> None:
     assert len({one.text for one in PLAYBOOK.hypotheses}) == len(PLAYBOOK.hypotheses)
+
+
+def at_deadline(name: str, settings: dict[str, str] | None = None, left_s: float | None = None) -> Outcome:
+    """A run that was still active at its deadline of 60 s, and would have taken `left_s` longer."""
+    ended = run(name, FAIL, settings, cause="slow")
+    pace = {"steps_done": 3, "step_s": 4.0, "left_s": left_s, "steps_planned": 50}
+    told = Finding(code="slow", claim="", ranks=(), place=None, confidence=0.95, proof=(), advice="", facts={})
+    return replace(ended, findings=(replace(told, facts={"deadline_s": 60.0, "pace": pace}),))
+
+
+def took(outcome: Outcome, wall_s: float) -> Outcome:
+    return replace(outcome, timing=replace(outcome.timing, wall_s=wall_s))
+
+
+@pytest.mark.parametrize(
+    ("control", "changed", "result", "reason"),
+    [
+        (took(run("manual", PASS, MANUAL), 5.0), at_deadline("ddp", left_s=140.0), "supported",
+         "fails with it; ddp reached its deadline of 60 s, which is no cause: at this rate it would end after 200 s"),
+        (took(run("manual", PASS, MANUAL), 58.0), at_deadline("ddp", left_s=4.0), "undecided",
+         "slow with it; ddp reached its deadline of 60 s, which is no cause: at this rate it would end after 64 s"),
+        (at_deadline("manual", MANUAL), at_deadline("ddp", left_s=4.0), "undecided",
+         "slow both ways; manual reached its deadline of 60 s, which is no cause: its rate is not known;"
+         " ddp reached its deadline of 60 s, which is no cause: at this rate it would end after 64 s"),
+    ],
+)  # fmt: skip
+def test_a_deadline_is_no_cause_and_only_a_much_longer_run_supports_anything(
+    control: Outcome, changed: Outcome, result: str, reason: str
+) -> None:
+    assert answer([control, changed], "DDP is the cause") == (result, reason)
+
+
+def test_a_supported_row_says_that_its_scenario_expects_the_failure() -> None:
+    outcomes = [run("manual", PASS, MANUAL), run("ddp", FAIL, expected=True)]
+    assert answer(outcomes, "DDP is the cause") == ("supported", "fails with it; its scenario expects this failure")
+
+
+def test_a_variable_without_effect_is_not_compared() -> None:
+    reentrant = {"gc.mode": "reentrant"}
+    outcomes = [run("plain", PASS), run("reentrant", PASS, reentrant)]
+    (row,) = rows(outcomes, "reentrant gradient checkpointing under DDP is the cause")
+    assert row.answer is HypothesisAnswer.NOT_TESTED
+    assert row.command == "nsa-harness claim plain gc.layers=all gc.mode=non_reentrant,reentrant"
+    outcomes = [run("gc", PASS, {"gc.layers": "all"}), run("gc_reentrant", FAIL, {"gc.layers": "all", **reentrant})]
+    assert answer(outcomes, "reentrant gradient checkpointing under DDP is the cause")[0] == "supported"
+    assert answer(outcomes, "reentrant gradient checkpointing without DDP is the cause")[0] == "not tested"
+
+
+def test_a_proposal_for_a_variant_of_a_matrix_repeats_its_values_as_overrides() -> None:
+    variant = run("sweep@gc.layers=0:2", HANG, {"gc.layers": "0:2"})
+    (row,) = rows([variant, OTHER], "DDP is the cause")
+    assert row.command == "nsa-harness claim sweep gc.layers=0:2 parallel.wrapper=manual,ddp"

@@ -18,12 +18,14 @@ from nsa_harness.core.experiment.readiness import (
     Decision,
     Measurement,
     PhaseRuns,
+    PlannedRun,
     Readiness,
     checklist_mistakes,
     expected_s,
     fill_run_directories,
     judge_checklist,
     numbers_of,
+    planned_numbers,
     run_name_mistakes,
     slope,
     unmet_need,
@@ -345,3 +347,34 @@ def test_names_of_runs_are_checked_once_their_matrix_is_known() -> None:
 def test_the_folder_of_a_run_takes_the_place_of_its_name() -> None:
     assert fill_run_directories("{a}/c.pt {b} 3", {"a": "reports/r/a~2"}) == "reports/r/a~2/c.pt {b} 3"
     assert fill_run_directories(3, {"a": "x"}) == 3
+
+
+def test_memory_at_the_end_of_the_planned_run_is_the_peak_and_the_growth_and_shrinking_counts_as_none() -> None:
+    numbers = {
+        "steps": Measurement(value=500.0),
+        "peak_rss_bytes": Measurement(value=5e8),
+        "memory_slope_bytes": Measurement(value=162e3, low=-10e3, high=170e3),
+        "memory_bytes": Measurement(value=100e9),
+    }
+    three_days = PlannedRun(steps=518_400, ranks=8, nodes=2)
+    found = planned_numbers(three_days, ran("stable"), numbers)
+    share = found.pop("planned_memory_share")
+    assert found == {}
+    assert [share.value, share.low, share.high] == pytest.approx(
+        [4 * (5e8 + 162e3 * 518_400) / 100e9, 4 * 5e8 / 100e9, 4 * (5e8 + 170e3 * 518_400) / 100e9]
+    )
+    assert planned_numbers(three_days, ran("stable"), {"peak_rss_bytes": Measurement(value=5e8)}) == {}
+
+
+def test_what_the_planned_run_has_and_no_run_had_is_not_tested() -> None:
+    asked = checklist({**SMALL, "planned": {"steps": 50_000, "ranks": 16, "seq_len": 4096, "nodes": 2}})
+    short = {"chosen": (("model.seq_len", "256"),), "device": "cuda", "not_covered": ()}
+    outcomes = [replace(one, spec=replace(one.spec, **short)) for one in all_but()]
+    found = judged(*outcomes, facts=replace(LAPTOP, gpus=("A100",) * 8), asked=asked)
+    assert [(one.what, one.why) for one in found.not_tested] == [
+        ("16 ranks", "at most 2 ran"),
+        ("6 of 8 GPUs", "at most 2 ranks ran"),
+        ("sequence 4096", "at most 256 tokens ran"),
+        ("2 nodes", "one node ran"),
+        ("50000 steps", "at most 500 ran"),
+    ]

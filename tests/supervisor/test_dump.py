@@ -341,3 +341,22 @@ def test_a_patient_look_does_not_wait_for_a_beat_that_has_stopped(
         thread.join()
     assert [one.op for one in seen.collectives] == ["all_reduce"]
     assert protocol.REQUEST.unpack_from(board.read_bytes(), protocol.REQUEST_AT) == (0,)
+
+
+def test_a_rank_that_moves_is_not_asked_for_its_recorder_for_the_profile(
+    sampler: StackSampler, rank: subprocess.Popen[bytes]
+) -> None:
+    """Each dump of the recorder takes memory in the rank, more with each collective that it has recorded."""
+    board = write_board(sampler, rank.pid, rank=0)
+
+    def requests_after_a_look(completed: int, *, writes_dumps: bool) -> int:
+        with board.open("r+b") as file:
+            file.seek(protocol.COLLECTIVES_AT)
+            file.write(protocol.COLLECTIVES.pack(completed, completed, 1))
+        sampler.take(1, {0: rank.pid}, writes_dumps=writes_dumps)
+        return int(protocol.REQUEST.unpack_from(board.read_bytes(), protocol.REQUEST_AT)[0])
+
+    assert requests_after_a_look(5, writes_dumps=False) == 1, "nothing is known yet"
+    assert requests_after_a_look(9, writes_dumps=False) == 1
+    assert requests_after_a_look(9, writes_dumps=False) == 2, "it stands still"
+    assert requests_after_a_look(12, writes_dumps=True) == 3

@@ -20,6 +20,7 @@ from nsa_harness.core.experiment.readiness import (
     Decision,
     Measurement,
     PhaseRuns,
+    PlannedRun,
     judge_checklist,
 )
 from nsa_harness.core.outcome.outcome import is_expected, skipped_outcome, unjudged_outcome
@@ -59,7 +60,7 @@ criteria:
 RUNS = ["ready_data", "ready_checkpoint", "ready_killed", "ready_resume", "ready_text"]
 HEALTHY = {
     "tokens_per_s_median": 900.0, "tokens_per_s_slowest": 700.0, "step_s_median": 0.5, "loss_last": 5.5,
-    "optimizer_s": 0.1, "memory_slope_bytes": 10.0, "replicas_apart": 0.0,
+    "optimizer_s": 0.1, "memory_slope_bytes": 10.0, "memory_bytes": 16e9, "replicas_apart": 0.0,
 }  # fmt: skip
 
 
@@ -76,6 +77,7 @@ class Machine:
     def __init__(self) -> None:
         self.launched: list[str] = []
         self.programs: dict[str, tuple[str, ...]] = {}
+        self.specs: dict[str, RunSpec] = {}
         self.numbers: dict[str, dict[str, float]] = {}  # by scenario, in place of the healthy ones
         self.ends: dict[str, tuple[Status, str]] = {}  # with the cause
         self.before: Callable[[str], object] = lambda _: None
@@ -86,6 +88,7 @@ class Machine:
         with self._lock:
             self.launched.append(spec.scenario)
             self.programs[spec.scenario] = spec.program
+            self.specs[spec.scenario] = spec
         self.before(spec.scenario)
         planted = (Status.FAIL, "killed") if spec.fault else (Status.PASS, None)
         status, cause = self.ends.get(spec.scenario, planted)
@@ -112,7 +115,8 @@ class Machine:
 def outcome(name: str) -> Outcome:
     """A run that passed."""
     passed = Verdict(status=Status.PASS, kind=None, cause=None, summary="")
-    return replace(skipped_outcome(Skip(scenario=name, about="", reason="")), verdict=passed)
+    made = skipped_outcome(Skip(scenario=name, about="", reason=""))
+    return replace(made, verdict=passed, spec=replace(made.spec, ranks=2))
 
 
 @pytest.fixture
@@ -156,14 +160,21 @@ def test_go_after_every_phase_in_order_with_what_this_machine_lacks_beside_it(
     assert results(record, "criteria") == {
         name: "not tested" if name.startswith("gpu_") else "met" for name in results(record, "criteria")
     }
-    assert [one["what"] for one in record["not_tested"]] == ["gpu_memory", "gpu_memory_slope", "nccl"]
+    assert [one["what"] for one in record["not_tested"]] == [
+        "gpu_memory",
+        "gpu_memory_at_end",
+        "nccl",
+        "sequence 4096",
+        "50000 steps",
+    ]
     resumed = machine.programs["ready_resume"]
     assert resumed[resumed.index("--resume") + 1] == f"reports/{run.name}/ready_killed"
     text = (run / "READINESS.md").read_text()
     assert text.startswith(
-        "# GO · ready ci\n\n**12 of 14 criteria met, none missed; gpu_memory, gpu_memory_slope, nccl"
+        "# GO · ready ci\n\n**12 of 14 criteria met, none missed; gpu_memory, gpu_memory_at_end, nccl, sequence"
     )
-    assert "| memory_slope | **met** | 10 bytes per step | &lt; 200 kB per step | 100% | [ready_stable]" in text
+    assert "Planned run: 50000 steps, sequence 4096." in text
+    assert "| memory_at_end | **met** | 0.05006 of a rank's memory | &lt; 0.9 of a rank's memory | 94% |" in text
     said = capsys.readouterr().out
     assert said.rstrip().splitlines()[-2].startswith("GO  ready ci   12 of 14 criteria met, none missed")
     assert "11/11  stable   500 steps without a failure" in said
@@ -177,14 +188,14 @@ MISSED: list[tuple[str, str, dict[str, float]]] = [
     ("synthetic_steps", "ready_synthetic", {"steps": 199.0}),
     ("text_steps", "ready_text", {"steps": 299.0}),
     ("stable_steps", "ready_stable", {"steps": 499.0}),
-    ("memory_slope", "ready_stable", {"memory_slope_bytes": 1e6}),
+    ("memory_at_end", "ready_stable", {"memory_slope_bytes": 162e3}),
     ("replicas_equal", "ready_stable", {"replicas_apart": 1.0}),
     ("attention_cost", "ready_attention@model.attention=nsa", {"step_s_median": 50.0}),
     ("wrappers_alike", "ready_wrappers@parallel.wrapper=fsdp", {"loss_last": 5.6}),
     ("resumed_alike", "ready_resume", {"loss_last": 5.51}),
     ("data_headroom", "ready_data_load", {"tokens_per_s_median": 1000.0}),
     ("gpu_memory", "ready_text", {"peak_gpu_bytes": 30e9}),
-    ("gpu_memory_slope", "ready_stable", {"gpu_slope_bytes": 10e3}),
+    ("gpu_memory_at_end", "ready_stable", {"gpu_slope_bytes": 200e3}),
 ]
 
 
@@ -337,6 +348,32 @@ def test_words_are_laid_upon_every_scenario_and_what_a_phase_sets_upon_these(mac
     checked(overrides=("train.seed=7",))
     seeds = {name: words[words.index("--seed") + 1] for name, words in machine.programs.items()}
     assert seeds == {name: "9" if name == "ready_text" else "7" for name in RUNS}
+
+
+def test_a_leak_is_measured_against_the_planned_steps_and_the_memory(machine: Machine) -> None:
+    machine.numbers["ready_stable"] = {"memory_slope_bytes": 150e3}
+    code, record, _ = checked(checklist=None)
+    assert (code, record["planned"]) == (1, {"steps": 50000, "seq_len": 4096, "nodes": 1})
+    assert results(record, "criteria")["memory_at_end"] == "missed"
+    code, record, _ = checked(checklist=None, planned=("steps=10000", "seq_len=128"))
+    assert (code, record["planned"]) == (0, {"steps": 10000, "seq_len": 128, "nodes": 1})
+
+
+def test_the_runs_use_the_planned_ranks_if_they_fit_and_say_so_if_not(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ready, "machine_facts", lambda: replace(FACTS, cpus=8))
+    _, record, _ = checked(planned=("ranks=4",))
+    assert machine.specs["ready_text"].ranks == 4
+    assert record["not_tested"] == [{"what": "nccl", "why": "this machine has no GPU"}]
+    _, record, _ = checked(planned=("ranks=64", "nodes=8"))
+    assert [one["what"] for one in record["not_tested"]] == ["nccl", "64 ranks", "8 nodes"]
+
+
+@pytest.mark.parametrize("word", ["step=5", "steps", "steps=many", "nodes=0"])
+def test_a_planned_run_that_is_none_is_refused(word: str) -> None:
+    with pytest.raises(UsageError, match="--planned"):
+        ready.planned_run(PlannedRun(), (word,))
 
 
 @pytest.mark.usefixtures("machine")

@@ -60,6 +60,8 @@ def test_one_key_with_two_values_makes_two_sides_that_have_all_else_in_common(ty
         (("ddp_onestep", "train.steps=2,2"), "2 appears twice"),
         (("sweep_gc", "train.steps=1,2"), "without a matrix; "),
         (("branch_pairs", "ddp_onestep"), "a claim needs one scenario"),
+        (("ddp_onestep", "gc.mode=non_reentrant,reentrant"), "both sides do the same, because gc.mode has no effect"),
+        (("single_no_gc", "parallel.static_graph=false,true"), "static_graph has no effect: the wrapper is none"),
     ],
 )  # fmt: skip
 def test_what_nobody_could_tell_apart_is_refused_and_each_key_is_named(

@@ -620,7 +620,7 @@ ITEMS = (
             "end_to_end/test_claim.py::test_what_reentrant_checkpointing_breaks_is_mended_by_the_other_kind",
         ),
         options=("gc.mode",),
-        scenarios=("ddp_gc", "ddp_gc_reentrant", "ddp_gc_reentrant_static", "seed_ready_twice"),
+        scenarios=("ddp_gc", "ddp_gc_*", "gc_baseline_reentrant", "seed_ready_twice"),
     ),
     Item(
         section=Section.INTERPRETATION,
@@ -687,7 +687,7 @@ ITEMS = (
         shown_by=_PLAN,
         tests=(
             "project/test_scenarios.py::test_without_a_gpu_only_what_has_no_cpu_form_is_skipped_and_each_says_why",
-            "commands/test_plan_decides.py::test_the_plan_tests_what_the_seeds_blamed_in_fourteen_runs_and_proposes_a_test_of_the_rest",
+            "commands/test_plan_decides.py::test_the_plan_tests_what_the_seeds_blamed_in_nineteen_runs_and_proposes_a_test_of_the_rest",
         ),
         options=("nsa-harness doctor",),
     ),

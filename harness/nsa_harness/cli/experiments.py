@@ -249,6 +249,14 @@ def ready(
         Path | None,
         option("--checklist FILE", "Your own phases and criteria, instead of the shipped ones.", SELECTION),
     ] = None,
+    planned: Annotated[
+        list[str] | None,
+        option(
+            "--planned KEY=N",
+            "The planned run: steps, ranks, seq_len or nodes, instead of the checklist's value. Repeatable.",
+            SELECTION,
+        ),
+    ] = None,
     jobs: Annotated[
         str, option("--jobs N|auto", "Runs in parallel, in phases whose measurements allow it.", ATTEMPTS)
     ] = AUTO,
@@ -268,6 +276,7 @@ def ready(
 
     request = ReadyRequest(
         shape=shape, overrides=tuple(overrides or ()), checklist=checklist, jobs=parse_jobs(jobs),
+        planned=tuple(planned or ()),
         options=run_options(out, probe, as_json=as_json, no_redact=no_redact, git_diff=git_diff),
     )  # fmt: skip
     raise typer.Exit(show_plan(request) if dry_run else run_readiness(request))

@@ -25,6 +25,7 @@ from nsa_harness.core.experiment.readiness import (
     Decision,
     Measurements,
     PhaseRuns,
+    PlannedRun,
     Readiness,
     expected_s,
     judge_checklist,
@@ -61,6 +62,7 @@ from nsa_harness.supervisor.storage.rundir import RunDir, RunOptions
 
 EXIT = MappingProxyType({Decision.GO: 0, Decision.NO_GO: 1, Decision.UNDECIDED: 125})
 _MAX_EVIDENCE_BYTES = 64 << 20
+_LEAST_RANKS = 2  # the runs of the shipped checklist compare ranks, so they need two
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +73,7 @@ class ReadyRequest:
     overrides: tuple[str, ...]  # KEY=VALUE, for every scenario; the overrides of a phase take precedence
     checklist: Path | None  # None: the shipped checklist
     jobs: int | None  # parallel runs in phases that allow them
+    planned: tuple[str, ...] = ()  # KEY=VALUE of the planned run, in place of the checklist's
     options: RunOptions
 
 
@@ -112,9 +115,29 @@ def _plan_phases(request: ReadyRequest, facts: MachineFacts) -> ReadyPlan:
         names = ", ".join(SHAPES)
         raise UsageError(f"no shape {request.shape!r}{did_you_mean(request.shape, SHAPES)}; known: {names}")
     checklist = load_checklist(request.checklist, Path.cwd())
-    words = (f"model.shape={request.shape}", *request.overrides)
+    planned = planned_run(checklist.checklist.planned, request.planned)
+    checklist = replace(checklist, checklist=checklist.checklist.model_copy(update={"planned": planned}))
+    room = len(facts.gpus) or facts.cpus  # ranks that this machine can run
+    fits = planned.ranks is not None and planned.nodes == 1 and _LEAST_RANKS <= planned.ranks <= room
+    ranks = (f"run.ranks={planned.ranks}",) if fits else ()
+    words = (f"model.shape={request.shape}", *ranks, *request.overrides)
     invocation = Invocation(arguments=words, working_dir=Path.cwd(), environ=os.environ)
     return ReadyPlan(checklist=checklist.checklist, phases=plan_phases(checklist, invocation, facts))
+
+
+def planned_run(planned: PlannedRun, words: Sequence[str]) -> PlannedRun:
+    """Return the planned run with the values of KEY=VALUE words. Raise UsageError for an unknown key or value."""
+    values: dict[str, object] = planned.model_dump()
+    for word in words:
+        key, _, value = word.partition("=")
+        if key not in PlannedRun.model_fields or not value.isdigit():
+            keys = ", ".join(PlannedRun.model_fields)
+            raise UsageError(f"--planned: expected KEY=NUMBER with a key of {keys}; got {word!r}")
+        values[key] = int(value)
+    try:
+        return PlannedRun.model_validate(values)
+    except ValueError as error:
+        raise UsageError(f"--planned: {error}") from None
 
 
 def _cache_key(request: ReadyRequest, plan: ReadyPlan, program: LaunchedProgram) -> CacheKey:
@@ -302,6 +325,7 @@ class Check:
                 criteria=result.criteria,
                 phases=result.phases,
                 not_tested=result.not_tested,
+                planned=self.plan.checklist.planned.model_dump(exclude_none=True),
             )
         )
         self.run.directory.write(self.run.readiness, readiness_md(record))

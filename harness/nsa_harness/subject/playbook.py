@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from nsa_harness.core.comparison.contrasts import (
+    Requirement,
     Variable,
     has_passed,
     one_of,
@@ -32,6 +34,34 @@ from nsa_harness.subject.files import is_launched_by
 
 BRANCHES = ("cmp", "sel", "win")
 
+# Each of these settings gives a variable below its effect: without it, both runs of a contrast do the same.
+_CHECKPOINTED = Requirement(key="gc.layers", allows=other_than("none"), override="gc.layers=all")
+_UNDER_DDP = Requirement(key="parallel.wrapper", allows=one_of("ddp"), override="parallel.wrapper=ddp")
+_NOT_UNDER_DDP = Requirement(key="parallel.wrapper", allows=other_than("ddp"))
+_NSA = Requirement(key="model.attention", allows=one_of("nsa"), override="model.attention=nsa")
+_SEVERAL_RANKS = Requirement(key="run.ranks", allows=other_than("1"), override="run.ranks=2")
+# Only NSA's attention has branches, implementations and gates, so another attention can replace only the plain one.
+_PLAIN_NSA = (
+    Requirement(key="model.branch", allows=one_of("all"), override="model.branch=all"),
+    Requirement(key="model.impl", allows=one_of("auto"), override="model.impl=auto"),
+    Requirement(key="model.stop_gradient_gates", allows=one_of("false"), override="model.stop_gradient_gates=false"),
+)
+_EVERY_BRANCH = Requirement(
+    key="model.impl",
+    allows=other_than("torch", "flash", "per_token"),  # these compute a single branch
+    override="model.impl=auto",
+    only_to_launch=True,
+)
+_ANY_DEPTH = Requirement(key="gc.layers", allows=one_of("none", "all"), override="gc.layers=none", only_to_launch=True)
+_NO_LOSS_SCALING = Requirement(
+    key="model.dtype", allows=other_than("float16"), override="model.dtype=bfloat16", only_to_launch=True
+)
+_NO_HOOK = Requirement(key="parallel.comm_hook", allows=one_of("none"), override="parallel.comm_hook=none")
+
+
+def _needs(variable: Variable, *requirements: Requirement) -> Variable:
+    return replace(variable, requirements=requirements)
+
 
 def branch(name: str) -> Variable:
     """Return the experiment variable that switches the attention branch `name` on or off.
@@ -50,6 +80,7 @@ def branch(name: str) -> Variable:
         ),
         undo_overrides=(f"model.branch={'+'.join(others)}",),
         example_values=("+".join(others), "all"),
+        requirements=(_NSA, _EVERY_BRANCH),
     )
 
 
@@ -57,10 +88,10 @@ def _open(value: str) -> frozenset[str]:
     return frozenset(BRANCHES if value == "all" else value.split("+"))
 
 
-STATIC_GRAPH = switch("parallel.static_graph", "true", off="false")
-ATTENTION = swap("model.attention", ("vanilla", "stock"), ("nsa",))
-LAYER_COUNT = rising("model.layers", ("4", "12"))
-FSDP_FOR_DDP = swap("parallel.wrapper", ("ddp",), ("fsdp", "fsdp1"))
+STATIC_GRAPH = _needs(switch("parallel.static_graph", "true", off="false"), _UNDER_DDP)
+ATTENTION = _needs(swap("model.attention", ("vanilla", "stock"), ("nsa",)), *_PLAIN_NSA)
+LAYER_COUNT = _needs(rising("model.layers", ("4", "12")), _ANY_DEPTH)
+FSDP_FOR_DDP = _needs(swap("parallel.wrapper", ("ddp",), ("fsdp", "fsdp1")), _NO_HOOK, _NO_LOSS_SCALING)
 
 _SECOND_RANK = Variable(
     keys=("parallel.wrapper", "run.ranks"),
@@ -79,31 +110,30 @@ def _would_miss_gradients(run: Outcome) -> bool:
 
 
 _BLAMED_BY_THE_SEEDS = (
-    ("DDP is the cause", swap("parallel.wrapper", ("manual",), ("ddp",))),
+    ("DDP is the cause", _needs(swap("parallel.wrapper", ("manual",), ("ddp",)), _NO_HOOK)),
     ("more than one rank is the cause", _SECOND_RANK),
     ("gradient checkpointing is the cause", other_than_default("gc.layers", "none", "all")),
     ("NSA's attention is the cause", ATTENTION),
     ("the layer count is the cause", LAYER_COUNT),
-    ("FSDP is the cause", swap("parallel.wrapper", ("manual",), ("fsdp", "fsdp1"))),
+    ("FSDP is the cause", _needs(swap("parallel.wrapper", ("manual",), ("fsdp", "fsdp1")), _NO_HOOK, _NO_LOSS_SCALING)),
 )
-_FIND_UNUSED = switch("parallel.find_unused_parameters", "true", off="false")
+_FIND_UNUSED = _needs(switch("parallel.find_unused_parameters", "true", off="false"), _UNDER_DDP)
+_REENTRANT = switch("gc.mode", "reentrant", off="non_reentrant")
 _CAUSES: tuple[tuple[str, Variable], ...] = (
-    ("reentrant gradient checkpointing is the cause", switch("gc.mode", "reentrant", off="non_reentrant")),
     (
-        "reentrant gradient checkpointing with find_unused_parameters is the cause",
-        Variable(
-            keys=("gc.mode", "parallel.find_unused_parameters"),
-            is_control_value=other_than("reentrant"),
-            is_changed_value=one_of("reentrant"),
-            undo_overrides=("gc.mode=non_reentrant", "parallel.find_unused_parameters=false"),
-        ),
+        "reentrant gradient checkpointing under DDP is the cause",
+        replace(_REENTRANT, requirements=(_CHECKPOINTED, _UNDER_DDP)),
+    ),
+    (
+        "reentrant gradient checkpointing without DDP is the cause",
+        replace(_REENTRANT, requirements=(_CHECKPOINTED, _NOT_UNDER_DDP)),
     ),
     ("the compressed branch is the cause", branch("cmp")),
     ("the selection branch is the cause", branch("sel")),
     ("the sliding branch is the cause", branch("win")),
     ("the sequence length is the cause", rising("model.seq_len", ("128", "512"))),
     ("bf16 is the cause", swap("model.dtype", ("float32",), ("bfloat16",))),
-    ("gradient accumulation with no_sync is the cause", rising("train.accumulate", ("1", "4"))),
+    ("gradient accumulation with no_sync is the cause", _needs(rising("train.accumulate", ("1", "4")), _UNDER_DDP)),
 )
 _CHANGES: tuple[tuple[str, Variable], ...] = (
     ("static_graph changes it", STATIC_GRAPH),
@@ -115,15 +145,29 @@ _CHANGES: tuple[tuple[str, Variable], ...] = (
             keys=("model.impl", "model.stop_gradient_gates"),
             is_control_value=other_than("eager"),
             is_changed_value=one_of("eager"),
+            requirements=(_NSA,),
         ),
     ),
-    ("eager kernels change it", switch("model.impl", "eager", off="auto")),
-    ("stop-gradient gates change it", switch("model.stop_gradient_gates", "true", off="false")),
-    ("the bucket size changes it", other_than_default("parallel.bucket_cap_mb", "25.0", "2")),
-    ("no buffer broadcast changes it", switch("parallel.broadcast_buffers", "false", off="true")),
-    ("gradient_as_bucket_view changes it", switch("parallel.gradient_as_bucket_view", "true", off="false")),
-    ("a communication hook changes it", other_than_default("parallel.comm_hook", "none", "bf16")),
-    ("a barrier after backward changes it", switch("parallel.barrier_after_backward", "true", off="false")),
+    ("eager kernels change it", _needs(switch("model.impl", "eager", off="auto"), _NSA)),
+    (
+        "stop-gradient gates change it",
+        replace(
+            switch("model.stop_gradient_gates", "true", off="false"),
+            requirements=(_NSA,),
+            command_overrides=("expect.missing_grads=null",),  # the gates then get no gradient, which is no failure
+        ),
+    ),
+    ("the bucket size changes it", _needs(other_than_default("parallel.bucket_cap_mb", "25.0", "2"), _UNDER_DDP)),
+    ("no buffer broadcast changes it", _needs(switch("parallel.broadcast_buffers", "false", off="true"), _UNDER_DDP)),
+    (
+        "gradient_as_bucket_view changes it",
+        _needs(switch("parallel.gradient_as_bucket_view", "true", off="false"), _UNDER_DDP),
+    ),
+    ("a communication hook changes it", _needs(other_than_default("parallel.comm_hook", "none", "bf16"), _UNDER_DDP)),
+    (
+        "a barrier after backward changes it",
+        _needs(switch("parallel.barrier_after_backward", "true", off="false"), _SEVERAL_RANKS),
+    ),
 )
 
 

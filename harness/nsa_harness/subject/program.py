@@ -15,6 +15,7 @@ from nsa_harness.core.scenario.resolve import expectation, gpus_text
 from nsa_harness.core.scenario.scenario import (
     Attention,
     Backend,
+    Checkpointing,
     CommHook,
     Dtype,
     Implementation,
@@ -189,13 +190,23 @@ def _notes(scenario: Scenario, facts: MachineFacts, choice: MachineChoice) -> tu
 
 
 def _without_effect(scenario: Scenario) -> Iterator[str]:
-    """Yield a note for each DDP option that is set although DDP is not used."""
-    if scenario.parallel.wrapper is Wrapper.DDP:
-        return
+    """Yield a note for each key that is set although it has no effect in this scenario."""
     set_values = scenario.parallel.model_dump(exclude_defaults=True, include=set(_DDP_ONLY))
-    idle = [f"parallel.{key}" for key in _DDP_ONLY if key in set_values]
-    idle += ["trace.buckets"] if scenario.trace.buckets else []
-    yield from (f"{key} has no effect: the wrapper is {scenario.parallel.wrapper}" for key in idle)
+    keys = [f"parallel.{key}" for key in _DDP_ONLY if key in set_values]
+    keys += ["trace.buckets"] if scenario.trace.buckets else []
+    keys += ["gc.mode"] if scenario.gc.mode is not Checkpointing().mode else []
+    yield from (f"{key} has no effect: {why}" for key in keys if (why := reason_without_effect(scenario, key)))
+
+
+def reason_without_effect(scenario: Scenario, key: str) -> str:
+    """Return why every value of the key does the same in this scenario, or "" if the values may differ."""
+    section, _, name = key.partition(".")
+    is_ddp_only = key == "trace.buckets" or (section == "parallel" and name in _DDP_ONLY)
+    if is_ddp_only and scenario.parallel.wrapper is not Wrapper.DDP:
+        return f"the wrapper is {scenario.parallel.wrapper}"
+    if key == "gc.mode" and scenario.gc.layers == "none":
+        return "no layer is checkpointed (gc.layers: none)"
+    return ""
 
 
 def _not_covered(scenario: Scenario, choice: MachineChoice) -> tuple[str, ...]:

@@ -205,13 +205,20 @@ def last_line(sample: Mapping[str, Any] | None) -> str:
 _SHORT_S = 0.1  # shorter steps are shown in milliseconds
 
 
-def pace(speed: Mapping[str, Any]) -> str:
-    """Describe the training speed, such as "3 steps done, 4.0 s per step, 20 s more for all 8"."""
+def pace(speed: Mapping[str, Any], elapsed_s: float | None = None) -> str:
+    """Describe the training speed, such as "3 steps done, 4.0 s per step, at this rate all 8 would end after 65 s".
+
+    `elapsed_s`: seconds until the run was ended, or None if this is not known.
+    """
     text, step_s = f"{number_of(speed['steps_done'], 'step')} done", speed["step_s"]
     if step_s is not None:
         text += f", {step_s * 1000:.1f} ms per step" if step_s < _SHORT_S else f", {step_s:.1f} s per step"
-    if speed["left_s"] is not None:
+    if speed["left_s"] is not None and elapsed_s is not None:
+        text += f", at this rate all {speed['steps_planned']} would end after {elapsed_s + speed['left_s']:.0f} s"
+    elif speed["left_s"] is not None:
         text += f", {speed['left_s']:.0f} s more for all {speed['steps_planned']}"
+    elif elapsed_s is not None:
+        text += ", too few to tell when it would end" if step_s is None else ""
     return text
 
 

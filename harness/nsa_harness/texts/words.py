@@ -9,7 +9,13 @@ from collections.abc import Iterable, Iterator, Sequence, Sized
 from itertools import islice
 
 from nsa_harness.core.comparison.contrasts import FailureCounts
-from nsa_harness.core.comparison.hypotheses import Arm, HypothesisAnswer, HypothesisRow
+from nsa_harness.core.comparison.hypotheses import (
+    Arm,
+    DeadlineEnd,
+    HypothesisAnswer,
+    HypothesisRow,
+    end_at_deadline,
+)
 from nsa_harness.core.diagnosis.confidence import CERTAIN
 from nsa_harness.core.evidence.host import NcclInfo
 from nsa_harness.core.outcome.wording import ranks_text
@@ -504,7 +510,27 @@ def hypothesis_reason(row: HypothesisRow) -> str:
     If several pairs of runs were compared, add how many of them agree, such as "(2 of 3 contrasts)".
     """
     shown_by, of = row.contrast_counts
-    return f"{row.reason} ({shown_by} of {of} contrasts)" if of > 1 and row.changed else row.reason
+    reason = hypothesis_reason_alone(row)
+    return f"{reason} ({shown_by} of {of} contrasts)" if of > 1 and row.changed else reason
+
+
+def hypothesis_reason_alone(row: HypothesisRow) -> str:
+    """Return why the hypothesis has its result, with a remark about each run that its deadline ended.
+
+    A supported hypothesis is also marked if its scenario expects the failure.
+    """
+    runs = [side.run for side in (row.control, row.changed) if side]
+    remarks = [_deadline_remark(run.spec.scenario, end) for run in runs if (end := end_at_deadline(run))]
+    if row.answer is HypothesisAnswer.SUPPORTED and any(
+        run.expected and run.verdict.status is not Status.PASS for run in runs
+    ):
+        remarks.append("its scenario expects this failure")
+    return "; ".join((row.reason, *remarks))
+
+
+def _deadline_remark(scenario: str, end: DeadlineEnd) -> str:
+    rate = "its rate is not known" if end.end_s is None else f"at this rate it would end after {end.end_s:.0f} s"
+    return f"{scenario} reached its deadline of {end.deadline_s:g} s, which is no cause: {rate}"
 
 
 def cost(row: HypothesisRow) -> str:

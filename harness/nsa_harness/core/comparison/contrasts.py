@@ -87,6 +87,16 @@ ValuePredicate = Callable[[str], bool]
 
 
 @dataclass(frozen=True, kw_only=True)
+class Requirement:
+    """A setting that both runs of a contrast need, because the variable has no effect without it."""
+
+    key: str
+    allows: ValuePredicate
+    override: str = ""  # an override that meets the requirement; empty if there is none
+    only_to_launch: bool = False  # runs that do not meet it may be compared, but cannot be launched with the variable
+
+
+@dataclass(frozen=True, kw_only=True)
 class Variable:
     """A setting that differs between two otherwise identical runs.
 
@@ -103,6 +113,8 @@ class Variable:
     undo_overrides: tuple[str, ...] = ()  # overrides that turn a changed run into the control run; empty if impossible
     # For the command that tests the variable: a value of the control run, and one of the changed run.
     example_values: tuple[str, str] | None = None
+    requirements: tuple[Requirement, ...] = ()
+    command_overrides: tuple[str, ...] = ()  # overrides that the command that tests the variable also needs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,6 +178,11 @@ def is_number(value: str) -> bool:
 def is_evidence(outcome: Outcome) -> bool:
     """Whether conclusions can be drawn from this run."""
     return outcome.final and outcome.verdict.status in _EVIDENCE and not outcome.flaky
+
+
+def unmet_requirements(variable: Variable, outcome: Outcome) -> tuple[Requirement, ...]:
+    """Return the requirements that the run does not meet."""
+    return tuple(need for need in variable.requirements if not need.allows(setting(outcome, need.key)))
 
 
 def has_passed(outcome: Outcome) -> bool:
@@ -281,7 +298,11 @@ def _one_per_configuration(outcomes: Iterable[Outcome]) -> list[Outcome]:
 
 def _candidates(variable: Variable, outcomes: Sequence[Outcome]) -> list[tuple[Outcome, Outcome]]:
     """Return every pair of runs that differ only in this variable, with the simplest pairs first."""
-    runs_with_values = [(outcome, setting(outcome, variable.keys[0])) for outcome in outcomes]
+    runs_with_values = [
+        (outcome, setting(outcome, variable.keys[0]))
+        for outcome in outcomes
+        if all(need.only_to_launch for need in unmet_requirements(variable, outcome))
+    ]
     changed_runs = [(outcome, value) for outcome, value in runs_with_values if variable.is_changed_value(value)]
     control_runs = [(outcome, value) for outcome, value in runs_with_values if variable.is_control_value(value)]
     pairs = (

@@ -28,7 +28,7 @@ from nsa_harness.core.comparison.contrasts import (
     simplicity_key,
     steady_contrasts,
 )
-from nsa_harness.core.comparison.hypotheses import is_our_program, reason_not_judged
+from nsa_harness.core.comparison.hypotheses import is_our_program, launch_words, reason_not_judged
 from nsa_harness.core.comparison.plan_file import (
     FAILS,
     PASSES,
@@ -357,12 +357,27 @@ def _fill(words: Sequence[str], answer: RuleResult, by_name: bool) -> str | None
         return run.repeat_command
     if words[0] == "claim" and not all(_starts_from_value(run, word) for word in words[2:] if "=" in word):
         return None
+    if words[0] == "run":
+        own_words = [word for word in words[2:] if _has_setting(run, word)]
+        if own_words and len(own_words) == len(words) - 2:
+            return None
+        words = [word for word in words if word not in own_words]
+    if words[0] == "claim":
+        changed_keys = {word.partition("=")[0] for word in words[2:]}
+        words = (words[0], *launch_words(run, changed_keys), *words[2:])
     filled_words = [_fill_word(word, run) for word in words]
     return _shell([word for word in filled_words if word is not None])
 
 
 def _shell(words: Sequence[str]) -> str:
     return f"nsa-harness {shlex.join(words)}"
+
+
+def _has_setting(run: Outcome, word: str) -> bool:
+    """Whether the argument is an override with the value that the run already has."""
+    key, is_override, new = word.partition("=")
+    value = _value(run, key) if is_override else None
+    return value is not None and same_value(value, new)
 
 
 def _starts_from_value(run: Outcome, word: str) -> bool:

@@ -6,8 +6,9 @@ would test it.
 
 from __future__ import annotations
 
+import re
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from statistics import median
@@ -18,6 +19,7 @@ from nsa_harness.core.comparison.contrasts import (
     Comparison,
     Contrast,
     FailureCounts,
+    Requirement,
     Variable,
     configuration,
     contrasts,
@@ -30,6 +32,7 @@ from nsa_harness.core.comparison.contrasts import (
     setting,
     simplicity_key,
     unjudged_pairs,
+    unmet_requirements,
 )
 from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.experiment.statistics import fails_more_often, runs_to_show
@@ -38,6 +41,8 @@ from nsa_harness.core.report import Outcome, Status, Verdict
 _MAX_ERROR = 0.05  # accepted probability that an answer from failure counts is wrong
 _MAX_NAMED_RUNS = 2  # at most this many runs are named in a reason
 NO_CONTROL = "no control run"
+_MATRIX_KEY = re.compile(r"(?:^|,)([\w.]+)=")  # in the name of a variant, such as "sweep@gc.mode=reentrant"
+_MUCH_SLOWER = 2.0  # a run that takes at least this many times as long as another one is slower than it
 
 
 def is_our_program(outcome: Outcome) -> bool:
@@ -126,11 +131,25 @@ def rising(key: str, example: tuple[str, str] | None = None) -> Variable:
     )
 
 
-NCCL = replace(swap("backend", ("gloo",), ("nccl",), command_key="needs.backend"), ignored_prefixes=NCCL_SETTINGS)
+_ON_A_GPU = Requirement(key="device", allows=other_than("cpu"))
+NCCL = replace(
+    swap("backend", ("gloo",), ("nccl",), command_key="needs.backend"),
+    ignored_prefixes=NCCL_SETTINGS,
+    requirements=(replace(_ON_A_GPU, only_to_launch=True),),
+)
 NCCL_HYPOTHESIS = Hypothesis(text="NCCL is the cause", kind=HypothesisKind.CAUSE, variable=NCCL, always_shown=True)
+_OVER_NCCL = Requirement(key="backend", allows=other_than("gloo"))
 ENVIRONMENT_HYPOTHESES = tuple(
-    Hypothesis(text=f"{name} changes it", kind=HypothesisKind.CHANGE, variable=switch(f"run.env.{name}", "1"))
-    for name in ("NCCL_P2P_DISABLE", "NCCL_IB_DISABLE", "CUDA_LAUNCH_BLOCKING")
+    Hypothesis(
+        text=f"{name} changes it",
+        kind=HypothesisKind.CHANGE,
+        variable=replace(switch(f"run.env.{name}", "1"), requirements=(need,)),
+    )
+    for name, need in (
+        ("NCCL_P2P_DISABLE", _OVER_NCCL),
+        ("NCCL_IB_DISABLE", _OVER_NCCL),
+        ("CUDA_LAUNCH_BLOCKING", _ON_A_GPU),
+    )
 )
 
 
@@ -230,7 +249,7 @@ def _rows(
     pairs = contrasts(hypothesis.variable, outcomes)
     if not pairs:
         yield _refuted_need(hypothesis, outcomes, counts_of) or _not_tested(hypothesis, outcomes)
-    graded_pairs = [(*_answer(hypothesis.kind, contrast, rate), contrast) for contrast in pairs]
+    graded_pairs = [(*_judge_slow(contrast, *_answer(hypothesis.kind, contrast, rate)), contrast) for contrast in pairs]
     is_supported = any(result is HypothesisAnswer.SUPPORTED for result, _, _ in graded_pairs)
     # A setting that makes one configuration fail need not make every other one fail.
     elsewhere = [
@@ -261,6 +280,43 @@ def _rows(
                 else None,
                 cost_s=None,
             )
+
+
+def _judge_slow(contrast: Contrast, answer: HypothesisAnswer, reason: str) -> tuple[HypothesisAnswer, str]:
+    """Return the answer and the reason of a contrast, corrected for runs that were still active at their deadline.
+
+    Whether a run reaches its deadline depends on the deadline. Such a run counts as worse than one that passed only if
+    it takes much longer.
+    """
+    runs = (contrast.control, contrast.changed)
+    slow = [end for run in runs if (end := end_at_deadline(run))]
+    passed = [run for run in runs if has_passed(run)]
+    is_much_slower = bool(passed and slow) and slow[0].at_least_s >= _MUCH_SLOWER * passed[0].timing.wall_s
+    if not slow or is_much_slower or answer is HypothesisAnswer.UNDECIDED:
+        return answer, reason
+    return HypothesisAnswer.UNDECIDED, "slow with it" if len(slow) == 1 else "slow both ways"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeadlineEnd:
+    """The end of a run that was still active at its deadline."""
+
+    deadline_s: float
+    end_s: float | None  # seconds from the launch to the end of the last step at the run's rate; None: not known
+
+    @property
+    def at_least_s(self) -> float:
+        return self.end_s or self.deadline_s
+
+
+def end_at_deadline(run: Outcome) -> DeadlineEnd | None:
+    """Return how a run that its deadline ended would have gone on, or None if the run did not reach its deadline."""
+    facts = next((finding.facts for finding in run.findings if finding.code == Cause.SLOW), {})
+    deadline_s, pace = facts.get("deadline_s"), facts.get("pace")
+    if run.verdict.cause != Cause.SLOW or not isinstance(deadline_s, int | float):
+        return None
+    left_s = pace.get("left_s") if isinstance(pace, Mapping) else None
+    return DeadlineEnd(deadline_s=deadline_s, end_s=None if left_s is None else deadline_s + left_s)
 
 
 def _answer(kind: HypothesisKind, contrast: Contrast, rate: float | None) -> tuple[HypothesisAnswer, str]:
@@ -354,7 +410,10 @@ def _not_tested(hypothesis: Hypothesis, outcomes: Sequence[Outcome]) -> Hypothes
 
 
 def _base_run(variable: Variable, outcomes: Sequence[Outcome]) -> Outcome | None:
-    """Return the run from which a test of the variable should start, or None if there is none."""
+    """Return the run from which a test of the variable should start, or None if there is none.
+
+    Runs from which a command can start are preferred, and then those that meet the requirements of the variable.
+    """
     our_runs = [outcome for outcome in outcomes if is_evidence(outcome) and is_our_program(outcome)]
     key = variable.keys[0]
     failures = [
@@ -365,20 +424,42 @@ def _base_run(variable: Variable, outcomes: Sequence[Outcome]) -> Outcome | None
     candidates = failures or [
         run for run in our_runs if has_passed(run) and _fits_either_side(variable, setting(run, key))
     ]
-    return min(candidates, key=simplicity_key, default=None)
+    return min(
+        candidates,
+        key=lambda run: (
+            _test_command(variable, run) is None,
+            len(unmet_requirements(variable, run)),
+            simplicity_key(run),
+        ),
+        default=None,
+    )
 
 
 def _fits_either_side(variable: Variable, value: str) -> bool:
     return variable.is_changed_value(value) or variable.is_control_value(value)
 
 
+def launch_words(run: Outcome, changed_keys: Collection[str] = ()) -> tuple[str, ...]:
+    """Return the arguments that select the run's scenario so that further keys can be overridden.
+
+    For a variant of a matrix, these are the scenario and an override for each key of the matrix, except `changed_keys`.
+    """
+    family, _, variant = run.spec.scenario.partition("@")
+    keys = [key for key in _MATRIX_KEY.findall(variant) if key not in changed_keys]
+    return (family, *(f"{key}={setting(run, key)}" for key in keys))
+
+
 def _test_command(variable: Variable, base: Outcome) -> str | None:
     """Return the command that tests a variable, starting from the run `base`, or None if there is none."""
-    if not is_our_program(base):
+    unmet = unmet_requirements(variable, base)
+    if not is_our_program(base) or not all(need.override for need in unmet):
         return None
+    overrides = (*(need.override for need in unmet), *variable.command_overrides)
     command_key, *others = (
         (word.partition("=")[0] for word in variable.undo_overrides) if variable.undo_overrides else ("",)
     )
+    changed_keys = {*variable.keys, command_key, *others, *(word.partition("=")[0] for word in overrides)}
+    base_words = (*launch_words(base, changed_keys), *overrides)
     value = setting(base, variable.keys[0])
     if variable.example_values and not others:
         control, example = variable.example_values
@@ -389,7 +470,7 @@ def _test_command(variable: Variable, base: Outcome) -> str | None:
             and variable.relation(control, value)
         )
         changed_value = value if is_changed_run else example
-        return f"nsa-harness claim {shlex.join((base.spec.scenario, f'{key}={control},{changed_value}'))}"
+        return f"nsa-harness claim {shlex.join((*base_words, f'{key}={control},{changed_value}'))}"
     if variable.undo_overrides and variable.is_changed_value(value):
-        return f"nsa-harness run {shlex.join((base.spec.scenario, *variable.undo_overrides))}"
+        return f"nsa-harness run {shlex.join((*base_words, *variable.undo_overrides))}"
     return None

@@ -94,6 +94,15 @@ class Criterion(NumberBound):
         return tuple((key, limit) for key, limit in self.numbers().items() if limit is not None)
 
 
+class PlannedRun(_Section):
+    """The production run that a readiness check decides about. Unset values are those of the runs of the check."""
+
+    steps: Annotated[int, Field(ge=1)] | None = Field(default=None, description="training steps")
+    ranks: Annotated[int, Field(ge=1, le=100_000)] | None = Field(default=None, description="all ranks")
+    seq_len: Annotated[int, Field(ge=1)] | None = Field(default=None, description="tokens per sequence")
+    nodes: Annotated[int, Field(ge=1, le=10_000)] = Field(default=1, description="machines")
+
+
 class Checklist(_Section):
     """The phases and criteria that a program must pass before production."""
 
@@ -102,6 +111,7 @@ class Checklist(_Section):
     phases: Annotated[tuple[ChecklistPhase, ...], Field(min_length=1)]
     criteria: dict[Word, Criterion]
     accept: tuple[Word, ...] = Field(default=(), description="findings that are accepted in every run")
+    planned: PlannedRun = PlannedRun()
 
 
 # Metrics that change when another run shares the machine.
@@ -218,7 +228,8 @@ def expected_s(steps: Sequence[int], outcomes: Sequence[Outcome]) -> float | Non
     return sum(start_up_s + step_s * count for count in steps)
 
 
-EVIDENCE_METRICS = frozenset({"memory_slope_bytes", "gpu_slope_bytes", "replicas_apart", "replica_looks"})
+_PLANNED_METRICS = frozenset({"planned_memory_share", "planned_gpu_bytes"})
+EVIDENCE_METRICS = _PLANNED_METRICS | {"memory_slope_bytes", "gpu_slope_bytes", "replicas_apart", "replica_looks"}
 
 
 def numbers_of(outcome: Outcome, evidence: Evidence | None) -> dict[str, Measurement]:
@@ -234,12 +245,14 @@ def numbers_of(outcome: Outcome, evidence: Evidence | None) -> dict[str, Measure
 
 def _evidence_measurements(evidence: Evidence) -> dict[str, Measurement]:
     checks = [rank.health for rank in evidence.ranks if rank.health is not None]
-    host = [slope([(sample.step, sample.anonymous_bytes) for sample in check.memory]) for check in checks]
-    device = [
+    host_fits = [slope([(sample.step, sample.anonymous_bytes) for sample in check.memory]) for check in checks]
+    device_fits = [
         slope([(sample.step, sample.gpu_bytes) for sample in check.memory if sample.gpu_bytes]) for check in checks
     ]
-    numbers: dict[str, Measurement] = {}
-    for name, fits in (("memory_slope_bytes", host), ("gpu_slope_bytes", device)):
+    host = evidence.memory
+    limits = [limit for limit in (host.total_bytes, host.limit_bytes) if limit] if host else []
+    numbers: dict[str, Measurement] = {"memory_bytes": Measurement(value=float(min(limits)))} if limits else {}
+    for name, fits in (("memory_slope_bytes", host_fits), ("gpu_slope_bytes", device_fits)):
         if fits and None not in fits:
             numbers[name] = max((fit for fit in fits if fit is not None), key=lambda fit: fit.high or fit.value)
     groups: dict[tuple[int, tuple[int, ...]], dict[int, Replica]] = {}
@@ -259,6 +272,36 @@ def _evidence_measurements(evidence: Evidence) -> dict[str, Measurement]:
             "replica_looks": Measurement(value=float(fewest)),
         }
     return numbers
+
+
+def planned_numbers(planned: PlannedRun, outcome: Outcome, numbers: Measurements) -> dict[str, Measurement]:
+    """Return the memory at the end of the planned run, if memory keeps growing at the measured rate.
+
+    `planned_memory_share` is the host memory of a rank, divided by its share of the machine's memory.
+    """
+    steps = planned.steps or numbers.get("steps", Measurement(value=0.0)).value
+    ranks_per_node = math.ceil((planned.ranks or outcome.spec.ranks) / planned.nodes)
+    result = {}
+    if "memory_bytes" in numbers and (host := _at_end(numbers, "peak_rss_bytes", "memory_slope_bytes", steps)):
+        result["planned_memory_share"] = _scaled(host, ranks_per_node / numbers["memory_bytes"].value)
+    if device := _at_end(numbers, "peak_gpu_bytes", "gpu_slope_bytes", steps):
+        result["planned_gpu_bytes"] = device
+    return result
+
+
+def _at_end(numbers: Measurements, peak: str, rise: str, steps: float) -> Measurement | None:
+    """Return the peak plus the growth over `steps`, or None if one of the two numbers is missing."""
+    if peak not in numbers or rise not in numbers:
+        return None
+    base, growth = numbers[peak].value, numbers[rise]
+    # Memory that shrinks in the measured steps is not counted: the peak was reached all the same.
+    ends = [None if value is None else base + max(value, 0.0) * steps for value in (growth.low, growth.high)]
+    return Measurement(value=base + max(growth.value, 0.0) * steps, low=ends[0], high=ends[1])
+
+
+def _scaled(number: Measurement, factor: float) -> Measurement:
+    low, high = (None if value is None else value * factor for value in (number.low, number.high))
+    return Measurement(value=number.value * factor, low=low, high=high)
 
 
 _WARM_UP = 0.25  # this share of the steps is ignored, because a program makes one-time allocations in them
@@ -414,8 +457,12 @@ def judge_checklist(checklist: Checklist, runs_of_phases: Sequence[PhaseRuns], f
 
     `runs_of_phases` has the runs of each phase in order, without outcomes if a phase has not run.
     """
-    numbers = {run: run_numbers for phase_runs in runs_of_phases for run, run_numbers in phase_runs.numbers.items()}
     outcomes = {outcome.spec.scenario: outcome for phase_runs in runs_of_phases for outcome in phase_runs.outcomes}
+    numbers = {
+        run: {**run_numbers, **planned_numbers(checklist.planned, outcomes[run], run_numbers)}
+        for phase_runs in runs_of_phases
+        for run, run_numbers in phase_runs.numbers.items()
+    }
     names = [name for phase_runs in runs_of_phases for name in phase_runs.names]
     rows = tuple(
         _criterion_row(name, criterion, [*filter(criterion.bounds_run, names)], numbers, outcomes, facts)
@@ -431,7 +478,10 @@ def judge_checklist(checklist: Checklist, runs_of_phases: Sequence[PhaseRuns], f
         decision=_decision(rows, phases),
         criteria=rows,
         phases=tuple(phases),
-        not_tested=tuple(_not_tested(rows, runs_of_phases, facts)),
+        not_tested=(
+            *_not_tested(rows, runs_of_phases, facts),
+            *_beyond_the_runs(checklist.planned, [*outcomes.values()], facts),
+        ),
     )
 
 
@@ -650,3 +700,24 @@ def _not_tested(
     gpu_reason = f"this machine has {gpus_text(len(facts.gpus))}" + (f" for {cpu_ranks} ranks" if facts.gpus else "")
     why = "the configuration that ran does not include it" if cpu_ranks is None else gpu_reason
     yield from (Untested(what=part, why=why) for part in missing)
+
+
+def _beyond_the_runs(planned: PlannedRun, outcomes: Sequence[Outcome], facts: MachineFacts) -> Iterator[Untested]:
+    """Yield each respect in which the planned run is larger than every run of the check."""
+    trained = [outcome for outcome in outcomes if outcome.verdict.status is not Status.SKIP]
+    if not trained:
+        return
+    ranks = max(outcome.spec.ranks for outcome in trained)
+    idle_gpus = len(facts.gpus) - ranks if any(outcome.spec.device == "cuda" for outcome in trained) else 0
+    lengths = [int(length) for outcome in trained if (length := dict(outcome.spec.chosen).get("model.seq_len"))]
+    steps = [outcome.metrics["steps"] for outcome in trained if "steps" in outcome.metrics]
+    if planned.ranks is not None and planned.ranks > ranks:
+        yield Untested(what=f"{planned.ranks} ranks", why=f"at most {ranks} ran")
+    if idle_gpus > 0:
+        yield Untested(what=f"{idle_gpus} of {len(facts.gpus)} GPUs", why=f"at most {ranks} ranks ran")
+    if planned.seq_len is not None and lengths and planned.seq_len > max(lengths):
+        yield Untested(what=f"sequence {planned.seq_len}", why=f"at most {max(lengths)} tokens ran")
+    if planned.nodes > 1:
+        yield Untested(what=f"{planned.nodes} nodes", why="one node ran")
+    if planned.steps is not None and steps and planned.steps > max(steps):
+        yield Untested(what=f"{planned.steps} steps", why=f"at most {max(steps):.0f} ran")

@@ -50,6 +50,7 @@ from nsa_harness.core.stored_keys import stored_keys, to_stored
 from nsa_harness.errors import StoredRunError
 from nsa_harness.render.text import escape, escaped
 from nsa_harness.supervisor.storage.adapters import error_texts, json_value, type_adapter
+from nsa_harness.texts import words
 
 SCHEMA: Literal[1] = 1
 
@@ -298,7 +299,7 @@ def _hypothesis(row: HypothesisRow) -> dict[str, Any]:
     return {
         "text": row.hypothesis.text,
         "answer": row.answer.value,
-        "because": row.reason,
+        "because": words.hypothesis_reason_alone(row),
         "control": _side(row.control),
         "changed": _side(row.changed),
         "command": row.command,

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from nsa_harness.core.experiment.readiness import (
@@ -61,6 +61,7 @@ class ReadinessRecord:
     criteria: tuple[CriterionRow, ...]
     phases: tuple[PhaseRow, ...]
     not_tested: tuple[Untested, ...]
+    planned: Mapping[str, int] = field(default_factory=dict)  # the run that the verdict is about; unset values left out
 
 
 def readiness_json(record: ReadinessRecord) -> str:
@@ -73,6 +74,7 @@ def readiness_md(record: ReadinessRecord) -> str:
     untested_lines = [f"- {markdown(part.what)}: {markdown(part.why)}" for part in record.not_tested]
     sections = [
         [f"# {record.verdict} · ready {markdown(record.shape)}", "", f"**{markdown(sentence(headline(record)))}**"],
+        *([[f"Planned run: {text}."]] if (text := planned_text(record.planned)) else []),
         *([["The check was interrupted. The same command continues it."]] if not record.ended else []),
         *(_reason_section(reason) for reason in failure_reasons(record)[:1]),
         ["## Criteria", "", *_criteria_table(record)],
@@ -88,6 +90,22 @@ def readiness_md(record: ReadinessRecord) -> str:
         ],
     ]
     return "\n\n".join("\n".join(lines) for lines in sections) + "\n"
+
+
+_PLANNED_UNITS = {"steps": "step", "ranks": "rank", "nodes": "node"}
+
+
+def planned_text(planned: Mapping[str, int]) -> str:
+    """Return the planned run as text, such as "50000 steps, sequence 4096", or "" if nothing is planned.
+
+    A single node is not mentioned.
+    """
+    parts = [
+        words.plural(value, _PLANNED_UNITS[key]) if key in _PLANNED_UNITS else f"sequence {value}"
+        for key, value in planned.items()
+        if (key, value) != ("nodes", 1)
+    ]
+    return ", ".join(parts)
 
 
 def headline(record: ReadinessRecord) -> str:
@@ -305,6 +323,7 @@ def result_lines(record: ReadinessRecord, run_dir: Path, width: int) -> Iterator
     for row in record.phases:
         if row.result in (CriterionResult.NOT_REACHED, CriterionResult.OPEN):
             yield from labelled(row.result.value, f"{row.name}: {row.why}", width, _LABEL)
+    yield from labelled("planned", planned_text(record.planned), width, _LABEL)
     yield from labelled(
         "not tested", " · ".join(f"{part.what} ({part.why})" for part in record.not_tested), width, _LABEL
     )

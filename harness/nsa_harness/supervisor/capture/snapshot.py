@@ -136,6 +136,7 @@ class StackSampler:
     last_tasks: dict[int, Task] = field(default_factory=dict)  # thread id -> the thread at the last snapshot
     last_stacks: dict[int, tuple[Stack, ...]] = field(default_factory=dict)  # pid -> stacks of the last snapshot
     pipe_requests: dict[int, PipeRequest] = field(default_factory=dict)  # pid -> request for its recorder
+    last_counts: dict[int, tuple[int, ...]] = field(default_factory=dict)  # pid -> its progress at the last snapshot
     servers: dict[int, Path | int | None] = field(default_factory=dict)  # pid -> the job's own worker server in it
 
     def take(
@@ -191,17 +192,19 @@ class StackSampler:
         child_queries = {
             child.pid: pool.submit(self._child_stacks, rank, child, limit_factor) for child in children[:_MAX_CHILDREN]
         }
-        flight_query = (
-            pool.submit(
+        has_moved = self._has_moved(pid, status_file)
+        if status_file is None:
+            flight_query = pool.submit(self._flight_without_probe, rank, pid, server)
+        elif has_moved and not writes_dumps:
+            flight_query = pool.submit(lambda: ((), False))
+        else:
+            flight_query = pool.submit(
                 self._flight,
                 rank,
                 pid,
                 is_needed=writes_dumps,
                 prefers_heartbeat=prefers_heartbeat and self._has_heartbeat(status_file),
             )
-            if status_file is not None
-            else pool.submit(self._flight_without_probe, rank, pid, server)
-        )
 
         def combine(number: int) -> RankSnapshot:
             stacks, raw = stack_query.result()
@@ -327,6 +330,18 @@ class StackSampler:
             return (), False
         write_document(self._flight_file(pid), text)
         return essential_collectives(collectives), False
+
+    def _has_moved(self, pid: int, status_file: StatusFile | None) -> bool:
+        """Return whether the rank made progress since the last snapshot, and remember its progress.
+
+        Such a rank waits for nobody, so a snapshot for the profile does not need its flight recorder. A dump of the
+        recorder takes memory in the rank, more with each recorded collective, which would look like a leak.
+        """
+        if status_file is None:
+            return False
+        counts = (sum(event.count for event in status_file.events), status_file.completed)
+        earlier, self.last_counts[pid] = self.last_counts.get(pid), counts
+        return earlier is not None and earlier != counts
 
     def _flight_through_pipe(self, rank: int, pid: int) -> tuple[Collective, ...]:
         """Return the flight recorder that NCCL writes on request."""

@@ -21,6 +21,7 @@ from nsa_harness.core.scenario.resolve import shown_setting
 from nsa_harness.core.scenario.scenario import Scenario
 from nsa_harness.core.scenario.yaml_tree import Plain, value_text, visible
 from nsa_harness.errors import MissingNeed, UsageError
+from nsa_harness.subject.program import reason_without_effect
 from nsa_harness.supervisor.launch.planning import (
     Invocation,
     check_scenarios,
@@ -207,13 +208,15 @@ def _launches(invocation: Invocation, facts: MachineFacts) -> Iterator[_Launch]:
 
 def _sides(launches: Sequence[_Launch], labels: dict[int, str]) -> LaunchSides:
     """Return the two launches with their labels. Raise UsageError unless they differ in exactly one setting."""
-    keys = _differences(*launches)
+    keys, scenario = _differences(*launches), launches[0][0]
     if not keys:
         same = " and ".join(dict.fromkeys(spec.scenario for _, spec in launches))
         raise UsageError(f"not comparable: the sides do not differ; both launch {same}")
     if len(keys) > 1:
         raise _differ_in(keys)
     key = keys[0]
+    if scenario.is_ours and (why := reason_without_effect(scenario, key)):
+        raise UsageError(f"not comparable: both sides do the same, because {key} has no effect: {why}")
     texts = [
         labels.get(index) or _label(key, _declared_settings(scenario)) for index, (scenario, _) in enumerate(launches)
     ]
