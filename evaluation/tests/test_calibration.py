@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from evaluation import calibration
+from evaluation import calibration, claims
 from evaluation.experiments import PAGES
 from evaluation.scoring import chance_of_as_many
 
+# Runs that come in bursts are no independent runs, and a search does not notice each burst.
+KNOWN = ["several/0.5-0.1/12+bursts named", "count/0.5-0.1/12+bursts named"]
 RESULTS = calibration.results_of(calibration.EXPERIMENT.cells())
 
 
-def test_each_shape_and_noise_was_searched_and_nowhere_the_confidence_is_refuted() -> None:
+def test_each_shape_and_noise_was_searched_and_only_bursts_refute_the_confidence() -> None:
     assert {*calibration.cells()} == {*RESULTS}
     assert all(one.searches == calibration.SEARCHES for one in RESULTS.values())
-    assert calibration.refuted(calibration.chances_of(RESULTS)) == []
+    assert sorted(calibration.refuted(calibration.chances_of(RESULTS))) == sorted(KNOWN)
 
 
 def test_rates_that_lie_apart_are_answered_but_for_a_number_of_many_that_fails_half_the_time() -> None:
@@ -30,6 +32,18 @@ def test_the_page_is_that_of_the_results() -> None:
     told = (PAGES / "calibration.md").read_text(encoding="utf-8")
     assert told.startswith("\n".join(calibration.lines(RESULTS)))
     assert (PAGES / "calibration.svg").read_text(encoding="utf-8") == calibration.picture(RESULTS)
+
+
+def test_the_table_of_claims_is_what_they_conclude_today() -> None:
+    told = (PAGES / "calibration.md").read_text(encoding="utf-8")
+    assert told.endswith("\n".join([*claims.lines(), ""]))
+
+
+def test_of_what_is_called_certain_beside_other_failures_next_to_nothing_is_wrong() -> None:
+    troubled = [one for cell, one in RESULTS.items() if cell.trouble not in (None, calibration.Trouble.BURSTS)]
+    certain, wrong = (sum(getattr(one, name) for one in troubled) for name in ("certain", "certain_wrong"))
+    assert certain > 1000
+    assert wrong <= 0.01 * certain
 
 
 @pytest.mark.parametrize("name", ["single/1-0/12", "threshold/0.8-0/8", "pair/1-0.1/8"])

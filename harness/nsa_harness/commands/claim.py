@@ -12,8 +12,9 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from random import SystemRandom
 
-from nsa_harness.commands.experiment import Experiment, ledger_side, open_experiment
+from nsa_harness.commands.experiment import Experiment, ledger_side, open_experiment, utc_now
 from nsa_harness.core.experiment.claim import (
     FIRST,
     SECOND,
@@ -28,6 +29,7 @@ from nsa_harness.core.experiment.claim import (
 from nsa_harness.core.experiment.statistics import control_runs
 from nsa_harness.core.experiment.trial import FAILED_STATUSES, ComputedNumber, Trial, make_trial
 from nsa_harness.core.report import MachineFacts, Outcome
+from nsa_harness.errors import MissingNeed
 from nsa_harness.render.experiments import claim as shown
 from nsa_harness.render.experiments.claim import TrialScreen
 from nsa_harness.subject.computed import computed_numbers, decides_only_how, tolerance
@@ -46,7 +48,7 @@ from nsa_harness.supervisor.launch.planning import Invocation
 from nsa_harness.supervisor.launch.sides import COMMIT, LaunchSides, plan_sides
 from nsa_harness.supervisor.storage.adapters import json_object
 from nsa_harness.supervisor.storage.collect import step_time_s
-from nsa_harness.supervisor.storage.ledger import NAME, LedgerLine, read_ledger
+from nsa_harness.supervisor.storage.ledger import NAME, LedgerLine, add_line, read_ledger
 from nsa_harness.supervisor.storage.metrics import read_table
 from nsa_harness.supervisor.storage.redaction import Redaction
 from nsa_harness.supervisor.storage.rundir import RunOptions, earlier_results
@@ -77,11 +79,28 @@ def run_claim(request: ClaimRequest) -> int:
     """
     facts = machine_facts()
     with ExitStack() as stack:
-        sides = _sides(request, facts, stack)
+        try:
+            sides = _sides(request, facts, stack)
+        except MissingNeed as error:
+            _record_untested(request, facts, str(error))
+            raise
         claim = _claim(request, sides)
         end_dead_runs()
         with open_experiment(request.options, (sides.first.spec, sides.second.spec), facts) as experiment:
             return _test(experiment, request, sides, claim)
+
+
+def _record_untested(request: ClaimRequest, facts: MachineFacts, reason: str) -> None:
+    """Add the claim to the ledger as not tested here, because one of its sides cannot be launched."""
+    options, redaction = request.options, Redaction(is_on=request.options.redact)
+    line = LedgerLine(
+        kind="claim", at=utc_now(), text=request.text or " ".join(request.question.arguments),
+        result=ClaimResult.NOT_COMPARABLE.value, why=f"not tested here: {reason}", fixed=None, computes="not known",
+        scenario="", key="", sides=(), confidence=request.confidence, attempts=0, seconds=0.0, runs=(), commit=None,
+        dirty=None, machine=facts.host, command=redaction.command_text(options.command),
+    )  # fmt: skip
+    options.parent.mkdir(parents=True, exist_ok=True)
+    add_line(options.parent, line, redaction)
 
 
 def _sides(request: ClaimRequest, facts: MachineFacts, stack: ExitStack | None) -> LaunchSides:
@@ -100,6 +119,11 @@ def _sides(request: ClaimRequest, facts: MachineFacts, stack: ExitStack | None) 
     return plan_sides(question, facts, commits=shas, arg=request.arg, tree_of=trees.checkout)
 
 
+def draw_order_seed() -> int:
+    """Return a new random seed for the order of the runs within each pair."""
+    return SystemRandom().getrandbits(32)
+
+
 def _claim(request: ClaimRequest, sides: LaunchSides) -> ClaimReport:
     earlier = earlier_results(request.options.parent, {sides.first.spec.spec_hash})
     must_reach_confidence = request.confidence_requested or any(run.verdict in FAILED_STATUSES for run in earlier)
@@ -110,6 +134,7 @@ def _claim(request: ClaimRequest, sides: LaunchSides) -> ClaimReport:
         controls=control_runs(request.confidence, insistent=must_reach_confidence),
         must_compute_same=all(map(is_launched_by, specs)) and decides_only_how(sides.key),
         tolerance=max(map(tolerance, specs)),
+        order_seed=draw_order_seed(),
     )
     return ClaimReport(
         text=request.text or f"{sides.second.label} helps", scenario=sides.scenario, key=sides.key,
@@ -177,6 +202,8 @@ def _test(experiment: Experiment, request: ClaimRequest, sides: LaunchSides, cla
 
 def _end(experiment: Experiment, request: ClaimRequest, test: SequentialTest) -> Conclusion | None:
     if conclusion := test.conclusion():
+        if conclusion.is_by_deadline:
+            return replace(conclusion, why=shown.deadline_text([test.count(FIRST), test.count(SECOND)]))
         return conclusion
     counts = f"{test.count(FIRST)} runs failed without the change, {test.count(SECOND)} with it"
     if experiment.session.interrupted:
@@ -232,5 +259,5 @@ def _line(experiment: Experiment, sides: LaunchSides, report: ClaimReport) -> Le
             ledger_side(side.label, side.spec.spec_hash, count.bad, count.judged, confidence, count.ends)
             for side, count in both
         ),
-        seconds=round(report.took_s, 1),
+        seconds=round(report.took_s, 1), order_seed=report.terms.order_seed,
     )  # fmt: skip

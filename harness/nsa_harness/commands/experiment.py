@@ -98,7 +98,7 @@ class Experiment:
         """
         git: Mapping[str, Any] = describe(spec, self.session.facts, git_diff=False)["git"] or {}
         return LedgerLine(
-            at=f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}", attempts=len(self.trials), commit=git.get("commit"),
+            at=utc_now(), attempts=len(self.trials), commit=git.get("commit"),
             dirty=git.get("dirty"), machine=self.session.facts.host, runs=(*runs, self.session.run.run_id),
             command=self.session.run.redaction.command_text(self.session.options.command), **facts,
         )  # fmt: skip
@@ -115,6 +115,11 @@ def open_experiment(options: RunOptions, configs: Sequence[RunSpec], facts: Mach
     screen = TrialScreen(sys.stderr if options.json else sys.stdout, live=not options.json)
     with run_directory(options) as run, session(run, options, configs, screen=screen, facts=facts) as running:
         yield Experiment(session=running, screen=screen, configs=configs)
+
+
+def utc_now() -> str:
+    """Return the current time as the ledger stores it, such as "2026-11-23T10:05:00Z"."""
+    return f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
 
 
 def ledger_side(

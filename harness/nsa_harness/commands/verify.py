@@ -14,9 +14,9 @@ from nsa_harness.core.experiment.claim import (
     VerificationResult,
     VerifyReport,
     lowest_failure_rate,
-    passes_needed,
     verification_result,
 )
+from nsa_harness.core.experiment.statistics import passes_to_show
 from nsa_harness.core.experiment.trial import FAILED_STATUSES, Signature, failure_signature, make_trial
 from nsa_harness.core.plan import RunSpec
 from nsa_harness.core.report import Outcome, Status
@@ -98,7 +98,7 @@ def _before(run: RunDir, request: VerifyRequest) -> _Before:
     report = VerifyReport(
         scenario=last.spec.scenario, run_id=run.run_id, end=str(signature), count_in_run=here,
         count_in_all_runs=everywhere, lowest_count=rate,
-        passes_needed=max(request.min_passes, passes_needed(*rate, _CONFIDENCE)), confidence=_CONFIDENCE,
+        passes_needed=max(request.min_passes, passes_to_show(*rate, _CONFIDENCE)), confidence=_CONFIDENCE,
     )  # fmt: skip
     return _Before(
         spec=replace(spec, spec_hash=new_hash), spec_hash=last.spec.spec_hash, signature=signature, report=report

@@ -1,8 +1,8 @@
 """Decide, based on repeated runs, whether a change to a program makes it fail less often.
 
-The first side is the program without the change, the second side the program with it. Both are run alternately. This
-module decides when the failure counts are enough, when a failure counts as fixed, and what else differs between the
-sides.
+The first side is the program without the change, the second side the program with it. Both are run in pairs, in random
+order. This module decides when the failure counts are enough, when a failure counts as fixed, and what else differs
+between the sides.
 """
 
 from __future__ import annotations
@@ -12,9 +12,16 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from hashlib import sha256
 from statistics import median
 
-from nsa_harness.core.experiment.statistics import RateDifferenceTest, RateRatioTest, interval, runs_to_show
+from nsa_harness.core.experiment.statistics import (
+    PairOrderTest,
+    RateDifferenceTest,
+    RateRatioTest,
+    interval,
+    passes_to_show,
+)
 from nsa_harness.core.experiment.trial import Trial
 from nsa_harness.core.search.question import ProbeResult
 
@@ -44,6 +51,8 @@ class FailureCount:
     judged: int  # number of trials that could be judged
     unjudged: int  # number of trials that could not be judged
     ends: Mapping[str, int]  # how often each failure occurred, the most frequent first
+    slow: int = 0  # number of failed trials that were still active at their deadline
+    wall_s: float = 0.0  # median time of the judged trials
 
     @property
     def rate(self) -> float | None:
@@ -65,29 +74,13 @@ def count(trials: Iterable[Trial], side: int) -> FailureCount:
     failures = [trial.end for trial in judged_trials if not trial.passed]
     ends = dict(Counter(failures).most_common())
     return FailureCount(
-        bad=len(failures), judged=len(judged_trials), unjudged=len(trials_of_side) - len(judged_trials), ends=ends
-    )
+        bad=len(failures), judged=len(judged_trials), unjudged=len(trials_of_side) - len(judged_trials), ends=ends,
+        slow=sum(trial.is_slow for trial in judged_trials if not trial.passed),
+        wall_s=median(trial.wall_s for trial in judged_trials) if judged_trials else 0.0,
+    )  # fmt: skip
 
 
 # When a failure counts as fixed.
-
-
-def passes_needed(bad: int, of: int, confidence: float) -> int:
-    """Return the number of consecutive runs that must pass to show that a failure is fixed.
-
-    The failure occurred `bad` times in `of` runs. At this rate it would have occurred again within the returned number
-    of runs, with this confidence. If it occurred in every run, one pass is enough.
-    """
-    assert 0 < bad <= of
-    return 1 if bad == of else runs_to_show(bad / of, confidence)
-
-
-def passes_to_confirm_fix(first: FailureCount, confidence: float) -> int:
-    """Return the number of consecutive runs with the change that must pass to show that the failure is fixed.
-
-    The lowest failure rate in the confidence interval of `first` counts. This is stricter than `passes_needed`.
-    """
-    return runs_to_show(first.interval(confidence)[0], confidence)
 
 
 class FixStatus(StrEnum):
@@ -99,12 +92,16 @@ class FixStatus(StrEnum):
 
 
 def fix_status(first: FailureCount, second: FailureCount, confidence: float) -> FixStatus | None:
-    """Return whether the change has removed the failure, or None if it never occurred without the change."""
-    if not first.bad:
+    """Return whether the change has removed the failure, or None if there was none but slow runs without the change.
+
+    The failure counts as fixed after as many passes as `run --verify` requires for the same counts.
+    """
+    if first.bad == first.slow:
         return None
     if second.bad:
         return FixStatus.NO
-    return FixStatus.YES if second.judged >= passes_to_confirm_fix(first, confidence) else FixStatus.NOT_YET
+    needed_passes = passes_to_show(first.bad, first.judged, confidence)
+    return FixStatus.YES if second.judged >= needed_passes else FixStatus.NOT_YET
 
 
 # What both sides compute.
@@ -267,6 +264,7 @@ class ClaimTerms:
     controls: int = 3  # the test ends undecided after this many pairs without any failure
     must_compute_same: bool = False  # the claim is refuted if the change alters the computed numbers
     tolerance: float = 0.0  # largest relative difference of computed numbers that counts as rounding
+    order_seed: int = 0  # decides which side of each pair runs first
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -276,6 +274,43 @@ class Conclusion:
     result: ClaimResult
     why: str  # the reason as a sentence
     is_by_counts: bool = False  # the failure counts decided, so the result holds at the requested confidence
+    is_by_deadline: bool = False  # the sides differ only because the deadline lies between their durations
+
+
+_LESS, _MORE, _TOO_MANY = (
+    "it fails less often",
+    "it fails more often with it",
+    "it does not prevent half of the failures",
+)
+
+
+class _PairTests:
+    """The tests of the failure counts, updated after each pair of runs."""
+
+    def __init__(self) -> None:
+        self._difference_test = RateDifferenceTest()
+        self._order_test = PairOrderTest()
+        self._remaining_test = RateRatioTest(1 - MIN_REDUCTION)
+
+    @property
+    def pairs(self) -> int:
+        return self._difference_test.pairs
+
+    @property
+    def failures(self) -> int:
+        return self._difference_test.first_bad + self._difference_test.second_bad
+
+    def add_pair(self, first_bad: bool, second_bad: bool) -> None:
+        for test in (self._difference_test, self._order_test, self._remaining_test):
+            test.add_pair(first_bad, second_bad)
+
+    def decide(self, confidence: float) -> str | None:
+        """Return _LESS, _MORE or _TOO_MANY, or None if more pairs are needed."""
+        is_less = self._difference_test.first_bad > self._difference_test.second_bad
+        is_shown = self._order_test.is_shown(confidence, first_more=is_less)
+        if is_shown and self._difference_test.is_shown(confidence):
+            return _LESS if is_less else _MORE
+        return _TOO_MANY if self._remaining_test.is_shown(confidence) else None
 
 
 @dataclass(kw_only=True)
@@ -285,30 +320,34 @@ class SequentialTest:
     The conclusion may be read after each pair without losing confidence (a sequential test). It combines two tests:
     that the failure rates of the sides differ, and that the second rate is more than half of the first. Each is wrong
     in at most a share of 1 - confidence of all claims. If the change prevents at least half of the failures, only the
-    second test can be wrong; if it has no effect, only the first.
+    second test can be wrong; if it has no effect, only the first. The order within each pair is drawn at random, and
+    the first test must also hold if only this draw is chance. A conclusion must not depend on runs that were only too
+    slow for their deadline.
     """
 
     terms: ClaimTerms
     trials: list[Trial] = field(default_factory=list)
-    # For each side: whether each judged trial failed.
-    _failures: tuple[list[bool], list[bool]] = field(default_factory=lambda: ([], []))
+    # For each side: whether each judged trial failed, and whether it failed for another reason than its deadline.
+    _failures: tuple[list[tuple[bool, bool]], list[tuple[bool, bool]]] = field(default_factory=lambda: ([], []))
     _unjudged_counts: list[int] = field(default_factory=lambda: [0, 0])
-    _difference_test: RateDifferenceTest = field(default_factory=RateDifferenceTest)
-    _remaining_test: RateRatioTest = field(default_factory=lambda: RateRatioTest(1 - MIN_REDUCTION))
+    _tests: _PairTests = field(default_factory=_PairTests)
+    _tests_without_slow: _PairTests = field(default_factory=_PairTests)  # slow runs count as passes
 
     @property
     def pairs(self) -> int:
         """The number of pairs of runs with and without the change so far."""
-        return self._difference_test.pairs
+        return self._tests.pairs
 
     @property
     def next_side(self) -> int:
         """FIRST if the next run should be without the change, or SECOND if it should be with the change.
 
-        The sides alternate. A run that could not be judged is repeated.
+        The order within each pair is drawn at random. A run that could not be judged is repeated.
         """
-        first, second = self._failures
-        return FIRST if len(first) <= len(second) else SECOND
+        first, second = map(len, self._failures)
+        if first != second:
+            return FIRST if first < second else SECOND
+        return sha256(f"{self.terms.order_seed} {first}".encode()).digest()[0] & 1
 
     def count(self, side: int) -> FailureCount:
         """Return the failure count of the runs without the change (FIRST) or with it (SECOND)."""
@@ -323,11 +362,13 @@ class SequentialTest:
         if not trial.judged:
             self._unjudged_counts[trial.config] += 1
             return
-        self._failures[trial.config].append(not trial.passed)
+        self._failures[trial.config].append((not trial.passed, not (trial.passed or trial.is_slow)))
         if self.pairs < min(map(len, self._failures)):
-            pair = (self._failures[FIRST][self.pairs], self._failures[SECOND][self.pairs])
-            self._difference_test.add_pair(*pair)
-            self._remaining_test.add_pair(*pair)
+            first, second = (failures[self.pairs] for failures in self._failures)
+            for tests, first_bad, second_bad in zip(
+                (self._tests, self._tests_without_slow), first, second, strict=True
+            ):
+                tests.add_pair(first_bad, second_bad)
 
     def conclusion(self) -> Conclusion | None:
         """Return a conclusion on the claim, or None if more runs are needed."""
@@ -350,22 +391,27 @@ class SequentialTest:
         return Conclusion(result=ClaimResult.REFUTED, why=why)
 
     def _counts_decide(self) -> Conclusion | None:
-        confidence = self.terms.confidence
-        if self._difference_test.is_shown(confidence):
-            if self._difference_test.first_bad > self._difference_test.second_bad:
-                why = f"it fails less often: {self._counts_text()}"
-                return Conclusion(result=ClaimResult.SUPPORTED, why=why, is_by_counts=True)
-            why = f"it fails more often with it: {self._counts_text()}"
-            return Conclusion(result=ClaimResult.REFUTED, why=why, is_by_counts=True)
-        if self._remaining_test.is_shown(confidence):
-            why = f"it does not prevent half of the failures: {self._counts_text()}"
-            return Conclusion(result=ClaimResult.REFUTED, why=why, is_by_counts=True)
-        return None
+        finding = self._tests.decide(self.terms.confidence)
+        if finding is None:
+            return None
+        finding_without_slow = self._tests_without_slow.decide(self.terms.confidence)
+        agree = finding_without_slow is not None and (finding == _LESS) == (finding_without_slow == _LESS)
+        if not agree and self._deadline_separates():
+            may_still_decide = self._tests_without_slow.failures and self.pairs < self.terms.max_pairs
+            if finding_without_slow is None and may_still_decide:
+                return None
+            return Conclusion(result=ClaimResult.UNDECIDED, why="", is_by_deadline=True)
+        result = ClaimResult.SUPPORTED if finding == _LESS else ClaimResult.REFUTED
+        return Conclusion(result=result, why=f"{finding}: {self._counts_text()}", is_by_counts=True)
+
+    def _deadline_separates(self) -> bool:
+        """Return whether runs reach their deadline on one side, and mostly do not on the other side."""
+        slow = [self.count(side).slow / self.count(side).judged for side in (FIRST, SECOND)]
+        return max(slow) > 0 and min(slow) < 0.5
 
     def _counts_cannot_decide(self) -> Conclusion | None:
         """Return an "undecided" conclusion, or None if more runs could still decide the claim."""
-        failures = self._difference_test.first_bad + self._difference_test.second_bad
-        if self.pairs >= self.terms.controls and not failures:
+        if self.pairs >= self.terms.controls and not self._tests.failures:
             why = f"nothing failed in {self.pairs} runs of each side, so there is no failure to prevent"
             return Conclusion(result=ClaimResult.UNDECIDED, why=why)
         if self.pairs >= self.terms.max_pairs:

@@ -28,6 +28,18 @@ def runs_to_show(rate: float, confidence: float) -> int:
     return ceil(log(1 - confidence) / log(1 - rate))
 
 
+def passes_to_show(bad: int, of: int, confidence: float) -> int:
+    """Return how many consecutive passes show that a failure no longer occurs as often as before, with this confidence.
+
+    It occurred `bad` times in `of` runs. Its rate is not known exactly: all rates are equally likely before these runs.
+    """
+    passes, chance = 0, 1.0  # the probability that a failure of the same rate would be missed in so many runs
+    while chance > 1 - confidence:
+        chance *= (of - bad + 1 + passes) / (of + 2 + passes)
+        passes += 1
+    return passes
+
+
 # The lowest failure rate that a bisection looks for, if the user requests a confidence or a stored run has failed.
 MIN_RATE = 0.2
 _CONTROLS = 3  # without a requested confidence, a configuration counts as passing after this many passes
@@ -132,6 +144,35 @@ class RateRatioTest(RateDifferenceTest):
         middle = 1 + second + share * (1 + first)
         nearest = (middle - sqrt(middle * middle - 8 * share * (first + second))) / (4 * share)
         return nearest, share * nearest
+
+
+# How much of the evidence bets that the failed run of a pair is on one side with this probability.
+_BETS = ((1.0, 0.5), (0.95, 0.2), (0.85, 0.15), (0.75, 0.15))
+
+
+class PairOrderTest:
+    """A sequential test of whether one side fails more often, for pairs whose order was drawn at random.
+
+    Only pairs with exactly one failure count. If the sides do not differ, the random order alone decides which side has
+    that failure, whatever makes runs fail: also if every second run fails, or if failures come in bursts. It is an
+    e-process: if the sides do not differ, the probability that the evidence for one side ever exceeds 1/a is at most a.
+    """
+
+    def __init__(self) -> None:
+        self._only_first_bad = 0
+        self._only_second_bad = 0
+
+    def add_pair(self, first_bad: bool, second_bad: bool) -> None:
+        """Add one run of each side: whether it failed."""
+        self._only_first_bad += first_bad and not second_bad
+        self._only_second_bad += second_bad and not first_bad
+
+    def is_shown(self, confidence: float, *, first_more: bool) -> bool:
+        """Return whether the first side fails more often, or the second side if `first_more` is False."""
+        counts = (self._only_first_bad, self._only_second_bad)
+        more, fewer = counts if first_more else counts[::-1]
+        evidence = sum(share * (2 * chance) ** more * (2 - 2 * chance) ** fewer for chance, share in _BETS)
+        return evidence >= 1 / (1 - confidence)
 
 
 def _wilson(bad: int, of: int, confidence: float) -> tuple[float, float]:

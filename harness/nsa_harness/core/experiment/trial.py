@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.report import Outcome, Place, Status
 from nsa_harness.core.search.question import ProbeResult
 
@@ -46,6 +47,7 @@ class Trial:
     end: str  # "HANG · deadlock · model.py:40"
     dir: str
     wall_s: float
+    is_slow: bool = False  # it was still active at its deadline, and is not proven to hang
     step_s: float | None = None
     loss: float | None = None
     rss_bytes: int | None = None
@@ -84,7 +86,8 @@ def make_trial(
     missing = outcome.missing_gradients if outcome.verdict.status is Status.PASS else None
     return Trial(
         config=config, counts_as=classify_outcome(outcome, same_failure), end=str(failure_signature(outcome)),
-        dir=outcome.dir, wall_s=outcome.timing.wall_s, step_s=step_s, loss=outcome.metrics.get("loss_last"),
+        dir=outcome.dir, wall_s=outcome.timing.wall_s, step_s=step_s,
+        is_slow=outcome.verdict.cause == Cause.SLOW, loss=outcome.metrics.get("loss_last"),
         rss_bytes=outcome.usage.peak_rss_bytes, gpu_bytes=outcome.usage.peak_gpu_bytes,
         without_gradient=None if missing is None else len(missing), computed=numbers,
     )  # fmt: skip

@@ -10,9 +10,10 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from functools import lru_cache
-from itertools import accumulate
-from math import ceil, exp, lgamma, log, log2
+from itertools import accumulate, pairwise
+from math import ceil, exp, lgamma, log, log2, sqrt
 from operator import mul
+from statistics import NormalDist
 
 from nsa_harness.core.search.exact_search import Chain, UnjudgedGap, points_around_zone, worst_case_probes
 from nsa_harness.core.search.question import BAD, GOOD, PROOFS, ProbeCache, ProbeResult, Purpose, Subset
@@ -181,6 +182,8 @@ _EXPECTED_RESULT = {Purpose.RECHECK_GOOD: GOOD, Purpose.RECHECK_BAD: BAD}
 # The purposes whose results the final answer claims. A probe for ELSEWHERE shows that not only the count matters.
 _CLAIM_PURPOSES = (PROOFS | {Purpose.ELSEWHERE}) - {*_EXPECTED_RESULT}
 _MAX_CONFIDENCE = 0.999
+# Consecutive runs that are independent exceed this number of standard deviations in one of a hundred searches.
+_BURST_DEVIATIONS = NormalDist().inv_cdf(0.99)
 _MAX_UNJUDGED = 2  # a point that could not be judged this often is skipped
 
 
@@ -207,15 +210,20 @@ class _ProvenSets:
         for other, implication_counts in self._implied.items():
             implication_counts[counts_as] += _implies(subset, other, counts_as)
 
-    def implies(self, other: Subset, counts_as: ProbeResult, without: Subset | None) -> bool:
-        """Whether the result `counts_as` of the set `other` follows from the known sets, ignoring the set `without`."""
-        if other not in self._implied:
-            sets_by_result = self.sets.items()
-            self._implied[other] = {
-                result: sum(_implies(subset, other, result) for subset in sets) for result, sets in sets_by_result
+    def implied_result(self, other: Subset, without: Subset | None = None) -> ProbeResult | None:
+        """Return the result of the set `other` that follows from the known sets, ignoring the set `without`.
+
+        The result is None if no result follows, or both do.
+        """
+        counts = self._implied.get(other)
+        if counts is None:
+            counts = self._implied[other] = {
+                result: sum(_implies(subset, other, result) for subset in subsets)
+                for result, subsets in self.sets.items()
             }
-        without_implies = without in self.sets[counts_as] and _implies(without, other, counts_as)
-        return self._implied[other][counts_as] > without_implies
+        fails = counts[BAD] > (without is not None and without in self.sets[BAD] and without <= other)
+        passes = counts[GOOD] > (without is not None and without in self.sets[GOOD] and other <= without)
+        return None if fails == passes else BAD if fails else GOOD
 
 
 def _implies(known_set: Subset, other: Subset, counts_as: ProbeResult) -> bool:
@@ -250,6 +258,26 @@ class BayesianSearch:
         """The fraction of runs that failed with the set of items that is known to fail."""
         passes, failures = self._runs(self._end)
         return failures / max(passes + failures, 1)
+
+    @property
+    def comes_in_bursts(self) -> bool:
+        """Whether consecutive runs end alike more often than independent runs would.
+
+        Each run is compared with the failure rate of its kind of set, so it does not matter which sets were launched.
+        """
+        runs = [
+            (counts_as, answer.counts_as is BAD)
+            for answer in self._probes.observations
+            if answer.counts_as in (GOOD, BAD) and (counts_as := self._known.implied_result(answer.subset)) is not None
+        ]
+        failures = {kind: [failed for counts_as, failed in runs if counts_as is kind] for kind in (GOOD, BAD)}
+        rates = {kind: sum(failed) / len(failed) for kind, failed in failures.items() if failed}
+        excess = variance = 0.0
+        for (kind, failed), (next_kind, next_failed) in pairwise(runs):
+            rate, next_rate = rates[kind], rates[next_kind]
+            excess += (failed - rate) * (next_failed - next_rate)
+            variance += rate * (1 - rate) * next_rate * (1 - next_rate)
+        return excess > _BURST_DEVIATIONS * sqrt(variance)
 
     def first_failing_length(self, chain: Chain, purpose: Purpose) -> int:
         """Return the length of the shortest set in the chain for which the program fails.
@@ -356,10 +384,9 @@ class BayesianSearch:
         """Return the results of all sets known to fail and of all sets known to pass, leaving out `subset`."""
         runs = {BAD: [0, 0], GOOD: [0, 0]}
         for other in self._probes.launched_sets():
-            implied_results = [result for result in runs if self._known.implies(other, result, without=subset)]
-            if other != subset and len(implied_results) == 1:
-                for index, counts_as in enumerate((GOOD, BAD)):
-                    runs[implied_results[0]][index] += self._probes.count(other, counts_as)
+            if other != subset and (implied_result := self._known.implied_result(other, without=subset)) is not None:
+                for index, count in enumerate(self._runs(other)):
+                    runs[implied_result][index] += count
         return (runs[BAD][0], runs[BAD][1]), (runs[GOOD][0], runs[GOOD][1])
 
     def _launch_at(self, chain: Chain, points: Sequence[int], belief: Belief, purpose: Purpose) -> None:

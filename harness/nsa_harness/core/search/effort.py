@@ -166,7 +166,8 @@ def _ordered_stages(question: SearchQuestion) -> tuple[Stage, ...]:
         Stage(name="controls again", probes=2),
         Stage(
             name="borders",
-            probes=worst_case_zone_probes(question.items, question.at_once),
+            probes=worst_case_zone_probes(question.items, question.at_once)
+            + 2 * runs_to_show(HALF_RATE, half_doubt_confidence(question)),  # both borders are proven more often
             only_if="another failure hides where it begins",
         ),
     )

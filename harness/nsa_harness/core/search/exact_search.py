@@ -162,6 +162,7 @@ def _halve_widest_gaps(gaps: Sequence[tuple[int, int]], narrow: int, count: int)
 
 
 _ALWAYS_LAUNCHED = frozenset({Purpose.PROOF_BAD, Purpose.PROOF_GOOD, Purpose.RECHECK_GOOD, Purpose.RECHECK_BAD})
+_MAX_EXCESS_UNJUDGED = 2  # a proof gives up after this many more unjudged launches than it needs judged ones
 # These purposes make a claim about one set, so this set itself must be launched. An implied result is not enough.
 _NEVER_IMPLIED = frozenset({Purpose.DROP_ONE, Purpose.ELSEWHERE, Purpose.AS_MANY, Purpose.ONE_FEWER})
 
@@ -185,6 +186,26 @@ class UnjudgedGap(Exception):
     failing: Subset
 
 
+def launch_until_judged(
+    probes: ProbeCache, subset: Subset, purpose: Purpose, among: Iterable[int], answers: Sequence[ProbeResult]
+) -> ProbeResult:
+    """Return the result of a proof: launch the set again for each of its `answers` that was neither GOOD nor BAD.
+
+    Returns the last result that could not be judged if too many launches could not. Raises Contradiction if the set
+    both passed and failed.
+    """
+    results = list(answers)
+    while True:
+        judged = [counts_as for counts_as in results if counts_as in (GOOD, BAD)]
+        if len({*judged, *(counts_as for counts_as in probes.answers(subset) if counts_as in (GOOD, BAD))}) > 1:
+            raise Contradiction(good=subset, bad=subset)
+        if len(judged) >= len(answers):
+            return judged[0]
+        if len(results) - len(judged) > len(answers) + _MAX_EXCESS_UNJUDGED:
+            return next(counts_as for counts_as in reversed(results) if counts_as not in (GOOD, BAD))
+        results += probes.launch([subset], purpose, among)
+
+
 class ExactSearch:
     """A search strategy for programs that always end the same way, where one run of each set is enough.
 
@@ -193,6 +214,7 @@ class ExactSearch:
 
     confidence = 1.0
     failure_rate = None
+    comes_in_bursts = False
 
     def __init__(self, probes: ProbeCache) -> None:
         self._probes = probes
@@ -230,8 +252,14 @@ class ExactSearch:
         lacking = [times - len(answers) for answers in known_answers]
         missing = [subset for subset, lack in zip(subsets, lacking, strict=True) for _ in range(lack)]
         fresh = self._launch_and_check(missing, purpose, among)
-        for answers, lack in zip(known_answers, lacking, strict=True):
-            yield combine_answers([*answers, *(next(fresh) for _ in range(lack))])
+        for subset, answers, lack in zip(subsets, known_answers, lacking, strict=True):
+            results = [*answers, *(next(fresh) for _ in range(lack))]
+            is_proof = purpose in _ALWAYS_LAUNCHED
+            yield (
+                launch_until_judged(self._probes, subset, purpose, among, results)
+                if is_proof
+                else combine_answers(results)
+            )
 
     def failing_sets(self) -> Iterable[Subset]:
         """Return every set of items for which a run of the program failed."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, islice, pairwise
 from math import gcd
 from typing import Protocol
 
-from nsa_harness.core.search.exact_search import Chain
-from nsa_harness.core.search.question import BAD, GOOD, ProbeCache, ProbeResult, Purpose, Subset, combine_answers
+from nsa_harness.core.search.exact_search import Chain, launch_until_judged
+from nsa_harness.core.search.question import BAD, GOOD, ProbeCache, ProbeResult, Purpose, Subset
 
 
 class LiteralJudge:
@@ -17,6 +17,7 @@ class LiteralJudge:
 
     confidence = 1.0
     failure_rate = None
+    comes_in_bursts = False
 
     def __init__(self, probes: ProbeCache) -> None:
         self._probes = probes
@@ -24,20 +25,25 @@ class LiteralJudge:
     def judge_sets(
         self, subsets: Sequence[Subset], purpose: Purpose, among: Iterable[int], times: int = 1
     ) -> Iterator[ProbeResult]:
-        """Run the program `times` times with each set of items, and yield one result per set."""
+        """Run the program with each set until `times` runs are judged, and yield one result per set.
+
+        Raises Contradiction if a set both passed and failed.
+        """
         for subset in subsets:
-            yield combine_answers(list(self._probes.launch([subset] * times, purpose, among)))
+            answers = list(self._probes.launch([subset] * times, purpose, among))
+            yield launch_until_judged(self._probes, subset, purpose, among, answers)
 
 
 _MAX_OTHER_FAILURES = 24  # `ddmin` stops after this many probes that failed in another way than the sought one
 
 
-def ddmin(probes: ProbeCache, failing: Subset) -> FailingSet:
+def ddmin(probes: ProbeCache, failing: Subset, times: int) -> FailingSet:
     """Reduce a failing set of items until the program passes if any one of them is left out.
 
-    This is Zeller's delta debugging algorithm. It may need as many test runs as the square of the set's size. In the
-    result, `unjudged` are the members whose removal gave no usable result. If too many runs fail in another way, the
-    reduction stops with the smallest set so far, and all its members are in `unjudged`.
+    This is Zeller's delta debugging algorithm. It may need as many test runs as the square of the set's size. The
+    program runs `times` times without each member of the result, and once with any other set. In the result, `unjudged`
+    are the members whose removal gave no usable result. If too many runs fail in another way, the reduction stops with
+    the smallest set so far, and all its members are in `unjudged`. Raises Contradiction if a set passed and failed.
     """
     others = _OtherFailures(probes)
     parts = 2
@@ -46,7 +52,8 @@ def ddmin(probes: ProbeCache, failing: Subset) -> FailingSet:
         if smaller is None:
             break
         failing = smaller
-    return FailingSet(members=failing, unjudged=failing if others.too_many else _unjudged_members(probes, failing))
+    unjudged = failing if others.too_many else _unjudged_members(probes, failing, sorted(failing), times)
+    return FailingSet(members=failing, unjudged=unjudged)
 
 
 class _OtherFailures:
@@ -88,10 +95,21 @@ def _cut(failing: Subset, parts: int) -> list[Subset]:
     return [frozenset(members[start:stop]) for start, stop in pairwise(bounds)]
 
 
-def _unjudged_members(probes: ProbeCache, members: Subset) -> Subset:
-    without = [members - {member} for member in sorted(members)]
-    answers = probes.launch_missing(without, Purpose.DROP_ONE, members)
-    return frozenset(member for member, answer in zip(sorted(members), answers, strict=True) if answer is not GOOD)
+def _unjudged_members(probes: ProbeCache, failing: Subset, candidates: Sequence[int], times: int) -> Subset:
+    """Return the candidates without which the failing set did not pass `times` times.
+
+    A single run that passes by chance would make a member look needed. If the set has a single member, nothing is run,
+    because without it only the good end is left. Raises Contradiction if a set both passed and failed.
+    """
+    if len(failing) == 1:
+        return frozenset()
+    judge = LiteralJudge(probes)
+    missing = {member: times - probes.count(failing - {member}, GOOD) for member in candidates}
+    return frozenset(
+        member
+        for member, launches in missing.items()
+        if launches > 0 and judge_set(judge, failing - {member}, Purpose.DROP_ONE, failing, launches) is not GOOD
+    )
 
 
 _PASSING_LAUNCHES = 3  # launches in all before a set that passed once counts as passing
@@ -104,6 +122,8 @@ class SetJudge(Protocol):
     def confidence(self) -> float: ...  # the probability that all claims proven so far hold
     @property
     def failure_rate(self) -> float | None: ...  # how often a failing set fails; None: always
+    @property
+    def comes_in_bursts(self) -> bool: ...  # whether consecutive runs end alike more often than by chance
     def judge_sets(
         self, subsets: Sequence[Subset], purpose: Purpose, among: Iterable[int], times: int = 1
     ) -> Iterator[ProbeResult]: ...  # from at least `times` launches of each set
@@ -189,16 +209,17 @@ def reduce_to_needed(judge: Judge, failing: Subset, needed_members: Subset) -> S
     return needed_members
 
 
-def drop_unneeded(judge: Judge, members: Subset, sample: int) -> FailingSet:
+def drop_unneeded(judge: Judge, members: Subset, sample: int, at_least: int) -> FailingSet:
     """Remove items until the program passes if any one of them is left out. `sample` limits the members to test.
 
-    If there are many members, only both ends and a `sample` between them are tested. If there are few, each is tested
-    several times, because a flaky run that passes by chance makes a member look needed.
+    If there are many members, only both ends and a `sample`
+    between them are tested. If there are few, each is tested several times, because a flaky run that passes by chance
+    makes a member look needed. `at_least` is the minimum number of runs for each tested member.
     """
     while len(members) > 1:
         candidates = _drop_candidates(members, sample)
         unneeded_member, needed_members, unjudged_members = first_unneeded(
-            judge, members, candidates, -(-sample // len(candidates))
+            judge, members, candidates, max(-(-sample // len(candidates)), at_least)
         )
         if unneeded_member is None:
             return FailingSet(members=members, sampled=len(candidates) < len(members), unjudged=unjudged_members)
@@ -238,27 +259,61 @@ def only_count_matters(judge: Judge, members: Subset, among: tuple[int, ...], sa
     If `members` are not the first units in `among`, the answer is False without a run: a search that adds units one by
     one ends at the first units if only the number matters. `sample` is the number of other sets to run.
     """
-    return members == frozenset(among[: len(members)]) and _every_set_of_size_fails(judge, members, among, sample)
+    return members == frozenset(among[: len(members)]) and _judge_size(judge, members, among, sample) is BAD
 
 
-def other_sets_fail_too(judge: Judge, members: Subset, among: tuple[int, ...], sample: int) -> bool:
-    """Whether the program also fails with other sets that have as many items as `members`."""
-    other = next(iter(_other_sets(members, among, 1)), None)
-    if len(members) == 1 or other is None or not fails(judge, other, Purpose.ELSEWHERE, among):
-        return False
-    return _every_set_of_size_fails(judge, members, among, sample)
+def judge_other_sets(judge: Judge, members: Subset, among: tuple[int, ...], sample: int) -> ProbeResult:
+    """Return BAD if the program also fails with other sets that have as many items as `members`, and GOOD if not.
+
+    One other set is run first, and another one while no result is usable. Only if it fails too, more sets are run. The
+    result is UNRESOLVED if too few of them could be judged.
+    """
+    if len(members) == 1 or judge_one_other_set(judge, members, among, sample) is not BAD:
+        return GOOD
+    return _judge_size(judge, members, among, sample)
 
 
-def _every_set_of_size_fails(judge: Judge, members: Subset, among: tuple[int, ...], sample: int) -> bool:
-    """Whether other sets as large as `members` all fail, and sets with one item fewer all pass."""
+def judge_one_other_set(judge: SetJudge, members: Subset, among: tuple[int, ...], sample: int) -> ProbeResult:
+    """Return the first usable result of at most `sample` other sets of this size, or UNRESOLVED if there is none."""
     others = _other_sets(members, among, sample)
-    smaller = _spread_sets(among, len(members) - 1, sample) if len(members) > 1 else []
-    return (
-        bool(others)
-        and _fails_in_repeats(judge, others[0], Purpose.ELSEWHERE, among)
-        and all(_fails_in_repeats(judge, other, Purpose.AS_MANY, among) for other in others[1:])
-        and all(answer is ProbeResult.GOOD for answer in judge.judge_sets(smaller, Purpose.ONE_FEWER, among))
+    answers = (judge_set(judge, other, Purpose.ELSEWHERE, among) for other in others)
+    return next((counts_as for counts_as in answers if counts_as in (GOOD, BAD)), ProbeResult.UNRESOLVED)
+
+
+def _judge_size(judge: Judge, members: Subset, among: tuple[int, ...], sample: int) -> ProbeResult:
+    """Return BAD if other sets as large as `members` all fail, and sets with one item fewer all pass; otherwise GOOD.
+
+    Sets without a usable result are left out, and more sets are run instead. The result is UNRESOLVED if too few sets
+    could be judged.
+    """
+    others, smaller = (_other_sets(members, among, sample), _smaller_sets(members, among, sample))
+    spare_others, spare_smaller = (_other_sets(members, among, 2 * sample), _smaller_sets(members, among, 2 * sample))
+    if not others:
+        return GOOD
+    failing = (
+        _judge_in_repeats(judge, other, Purpose.ELSEWHERE if other == others[0] else Purpose.AS_MANY, among)
+        for other in dict.fromkeys([*others, *spare_others])
     )
+    spare_smaller = [subset for subset in spare_smaller if subset not in smaller]
+    passing = chain(
+        judge.judge_sets(smaller, Purpose.ONE_FEWER, among), judge.judge_sets(spare_smaller, Purpose.ONE_FEWER, among)
+    )
+    counts_as = _find_exception(failing, BAD, len(others)) or _find_exception(passing, GOOD, len(smaller))
+    return BAD if counts_as is None else GOOD if counts_as in (GOOD, BAD) else ProbeResult.UNRESOLVED
+
+
+def _find_exception(answers: Iterator[ProbeResult], expected_result: ProbeResult, needed: int) -> ProbeResult | None:
+    """Return the first answer that is opposite to the expected result, or None after `needed` expected answers.
+
+    The result is UNRESOLVED if too few answers are usable.
+    """
+    judged = islice((counts_as for counts_as in answers if counts_as in (GOOD, BAD)), needed)
+    count = 0
+    for counts_as in judged:
+        if counts_as is not expected_result:
+            return counts_as
+        count += 1
+    return None if count == needed else ProbeResult.UNRESOLVED
 
 
 def _other_sets(members: Subset, among: tuple[int, ...], sample: int) -> list[Subset]:
@@ -268,9 +323,15 @@ def _other_sets(members: Subset, among: tuple[int, ...], sample: int) -> list[Su
     return [other for other in _spread_sets(among, len(members), sample + 1) if other != members][:sample]
 
 
-def _fails_in_repeats(judge: Judge, subset: Subset, purpose: Purpose, among: tuple[int, ...]) -> bool:
-    """Whether a set fails. A set that passes is run again, because a flaky program can pass by chance."""
-    return fails(judge, subset, purpose, among) or fails(judge, subset, purpose, among, times=_PASSING_LAUNCHES)
+def _smaller_sets(members: Subset, among: tuple[int, ...], sample: int) -> list[Subset]:
+    """Return at most `sample` sets with one unit fewer than `members`; none if that leaves no unit."""
+    return _spread_sets(among, len(members) - 1, sample) if len(members) > 1 else []
+
+
+def _judge_in_repeats(judge: Judge, subset: Subset, purpose: Purpose, among: tuple[int, ...]) -> ProbeResult:
+    """Return the result of a set. A set that passes is run again, because a flaky program can pass by chance."""
+    counts_as = judge_set(judge, subset, purpose, among)
+    return judge_set(judge, subset, purpose, among, times=_PASSING_LAUNCHES) if counts_as is GOOD else counts_as
 
 
 def _spread_sets(among: tuple[int, ...], count: int, sample: int) -> list[Subset]:
@@ -286,15 +347,15 @@ def _spread_sets(among: tuple[int, ...], count: int, sample: int) -> list[Subset
 # Ranges: only consecutive units can be switched on together.
 
 
-def drop_unneeded_ends(judge: Judge, members: Subset, sample: int) -> FailingSet:
+def drop_unneeded_ends(judge: Judge, members: Subset, sample: int, at_least: int) -> FailingSet:
     """Shrink a range of items until the program passes if either end is left out.
 
     Items between them cannot be tested, because a range without an inner item is not a range. `sample` is the number of
-    test runs for both ends together.
+    test runs for both ends together, and `at_least` the minimum number for each end.
     """
     while len(members) > 1:
         ends = (min(members), max(members))
-        unneeded_end, _, unjudged_ends = first_unneeded(judge, members, ends, -(-sample // len(ends)))
+        unneeded_end, _, unjudged_ends = first_unneeded(judge, members, ends, max(-(-sample // len(ends)), at_least))
         if unneeded_end is None:
             return FailingSet(members=members, unjudged=unjudged_ends)
         members = frozenset(shortest_failing_span(judge, tuple(sorted(members - {unneeded_end}))))
@@ -337,19 +398,18 @@ def tests_every_window(total: int, count: int, sample: int) -> bool:
     return total - count + 1 <= sample + 1 and (count == 1 or total - count + 2 <= sample)
 
 
-def shrink_range(probes: ProbeCache, failing: Subset) -> FailingSet:
+def shrink_range(probes: ProbeCache, failing: Subset, times: int) -> FailingSet:
     """Shrink a range of items until the program passes if either end is left out.
 
-    Every range is run. In the result, `unjudged` are the end units whose removal gave no usable result.
+    Every range is run; the result is run `times` times without each of its ends. In the result, `unjudged` are the end
+    units whose removal gave no usable result. Raises Contradiction if a range both passed and failed.
     """
     step = len(failing) // 2
     while step:
         shorter = _shorter_failing(probes, failing, step)
         failing, step = (failing, step // 2) if shorter is None else (shorter, min(step, len(shorter) - 1))
-    ends = sorted({min(failing), max(failing)}) if len(failing) > 1 else []
-    without = probes.launch_missing([failing - {end} for end in ends], Purpose.DROP_ONE, failing)
-    unjudged_ends = (end for end, answer in zip(ends, without, strict=True) if answer is not GOOD)
-    return FailingSet(members=failing, unjudged=frozenset(unjudged_ends))
+    unjudged_ends = _unjudged_members(probes, failing, (min(failing), max(failing)), times)
+    return FailingSet(members=failing, unjudged=unjudged_ends)
 
 
 def _shorter_failing(probes: ProbeCache, failing: Subset, step: int) -> Subset | None:

@@ -23,12 +23,12 @@ from nsa_harness.core.search.minimal import (
     ddmin,
     drop_unneeded,
     drop_unneeded_ends,
-    fails,
     find_failing_part,
+    judge_one_other_set,
+    judge_other_sets,
     judge_set,
     only_count_matters,
     only_length_matters,
-    other_sets_fail_too,
     ranges_without,
     shortest_failing_span,
     shrink_range,
@@ -58,6 +58,7 @@ _MIN_PAIRS, _MAX_PAIRS = 20, 100
 # A proof needs this many failures of the answer and passes of the rest. With fewer, a program with a second, rare
 # failure produced wrong answers by chance.
 MIN_FAILURES, MIN_PASSES = 3, 2
+_UNTESTED = 0.5  # the probability of a claim that no probe could test, or that other probes contradict
 HALF_RATE = 0.5  # samples are large enough to show an exception that occurs in half of the sets or runs
 _FAILURES = (BAD, ProbeResult.DIFFERENT)
 
@@ -117,15 +118,15 @@ def _search(probes: ProbeCache, end: tuple[int, ...]) -> SearchAnswer:
     """Search for the items that make the program fail, assuming that the program always ends the same way."""
     if BAD in probes.answers(frozenset()) or GOOD in probes.answers(frozenset(end)):
         return _among_flaky_runs(probes, end)
-    try:
-        return _find_and_prove(probes, ExactSearch(probes), end)
-    # The program is flaky, or switching on more items can turn a failure into a pass.
-    except Contradiction as contradiction:
-        return (
-            _among_flaky_runs(probes, end) if _is_flaky(probes, contradiction) else _search_without_order(probes, end)
-        )
-    except UnjudgedGap as gap:
-        return _search_around_unjudged(probes, end, gap)
+    with suppress(Contradiction):  # one configuration both passed and failed
+        try:
+            return _find_and_prove(probes, ExactSearch(probes), end)
+        except Contradiction as contradiction:
+            if not _is_flaky(probes, contradiction):
+                return _search_without_order(probes, end)
+        except UnjudgedGap as gap:
+            return _search_around_unjudged(probes, end, gap)
+    return _among_flaky_runs(probes, end)
 
 
 def _find_and_prove(probes: ProbeCache, judge: Judge, end: tuple[int, ...]) -> SearchAnswer:
@@ -134,7 +135,15 @@ def _find_and_prove(probes: ProbeCache, judge: Judge, end: tuple[int, ...]) -> S
     answer = _find_threshold(probes, judge, end) if is_ordered else _find_culprits(probes, judge)
     _recheck_ends(probes, judge, end)
     judge.reach_confidence(half_doubt_confidence(probes.question))
+    if judge.comes_in_bursts:
+        answer = replace(answer, confidence=answer.confidence * _UNTESTED, why=_BURSTS_TEXT)
     return replace(answer, confidence=answer.confidence * judge.confidence)
+
+
+_BURSTS_TEXT = (
+    "failures come in bursts: runs that follow each other end alike more often than by chance, so these runs show less"
+    " than as many independent runs would"
+)
 
 
 def half_doubt_confidence(question: SearchQuestion) -> float:
@@ -147,7 +156,7 @@ def _find_threshold(probes: ProbeCache, judge: Judge, end: tuple[int, ...]) -> S
     length = judge.first_failing_length(Chain(base=frozenset(), order=end), Purpose.RIGHT_EDGE)
     failing, passing = frozenset(end[:length]), frozenset(end[: length - 1])
     # The last passing value is run most: one pass by chance would move the answer.
-    at_least = runs_to_show(HALF_RATE, probes.question.confidence) - 1
+    at_least = max(runs_to_show(HALF_RATE, probes.question.confidence) - 1, _min_runs(probes, MIN_PASSES))
     _launch_proofs_ahead(probes, failing, passing, at_least)
     _require_failure(probes, judge, failing)
     if _launch_rest(probes, judge, passing, at_least) is not GOOD:
@@ -173,10 +182,14 @@ def _find_culprits(probes: ProbeCache, judge: Judge) -> SearchAnswer:
         members = find_failing_part(judge, rest)
         if not culprits and not probes.question.together and only_count_matters(judge, members, rest, sample):
             return _prove_count(probes, judge, members, sample_confidence)
-        culprit = drop_unneeded(judge, members, sample)
+        culprit = drop_unneeded(judge, members, sample, _min_runs(probes, 1))
         # If one run passed by chance, "any N items" looks like "exactly these items".
-        if not (culprits or probes.question.together) and other_sets_fail_too(judge, culprit.members, rest, sample):
-            return _prove_count(probes, judge, culprit.members, sample_confidence)
+        if not (culprits or probes.question.together):
+            others = judge_other_sets(judge, culprit.members, rest, sample)
+            if others is BAD:
+                return _prove_count(probes, judge, culprit.members, sample_confidence)
+            if others is not GOOD:
+                raise Inconclusive(_COUNT_TEXT, frozenset(rest))
         rest = tuple(unit for unit in rest if unit not in culprit.members)
         _launch_proofs_ahead(probes, culprit.members, frozenset(rest))
         culprits.append(_prove_alone(probes, judge, culprit))
@@ -205,7 +218,7 @@ def _find_ranges(probes: ProbeCache, judge: Judge) -> SearchAnswer:
         if not culprits and only_length_matters(judge, members, len(probes.units), sample):
             is_exhaustive = tests_every_window(len(probes.units), len(members), sample)
             return _prove_count(probes, judge, members, 1.0 if is_exhaustive else 1 - HALF_RATE**sample)
-        newest = _prove_alone(probes, judge, drop_unneeded_ends(judge, members, sample))
+        newest = _prove_alone(probes, judge, drop_unneeded_ends(judge, members, sample, _min_runs(probes, 1)))
         culprits = [*(culprit for culprit in culprits if not newest.members <= culprit.members), newest]
         failing = next((rest for rest in _sets_without(probes, culprits) if counts_as(rest) is BAD), None)
         if failing is None and (failing := _unexplained_set(judge, culprits)) is not None:
@@ -247,25 +260,39 @@ def _prove_alone(probes: ProbeCache, judge: Judge, culprit: FailingSet) -> Faili
     return culprit
 
 
+def _min_runs(probes: ProbeCache, usual: int) -> int:
+    """Return the minimum number of runs of a proof: `usual`, or more if a probe failed in another way or was unjudged.
+
+    Such probes leave fewer results that could contradict each other, so a flaky program is noticed less often.
+    """
+    if all(answer.counts_as in (GOOD, BAD) for answer in probes.observations):
+        return usual
+    return runs_to_show(HALF_RATE, half_doubt_confidence(probes.question))
+
+
 def _launch_proofs_ahead(probes: ProbeCache, failing: Subset, passing: Subset, at_least: int = MIN_PASSES) -> None:
     """Run, in parallel, the proofs that `failing` fails and that `passing` passes."""
     bad = [(failing, Purpose.PROOF_BAD)] * _times_to_fail(probes, failing)
-    good = [(passing, Purpose.PROOF_GOOD)] * max(probes.question.repeat, at_least)
+    good = [(passing, Purpose.PROOF_GOOD)] * max(probes.question.repeat, _min_runs(probes, at_least))
     probes.launch_ahead([*bad, *good], probes.all_units)
 
 
 def _times_to_fail(probes: ProbeCache, subset: Subset) -> int:
-    return max(probes.question.repeat, MIN_FAILURES - probes.answers(subset).count(BAD))
+    return max(probes.question.repeat, _min_runs(probes, MIN_FAILURES) - probes.answers(subset).count(BAD))
 
 
 def _require_failure(probes: ProbeCache, judge: SetJudge, subset: Subset) -> None:
     """Run the program with a set of items as a proof. Raise Inconclusive if it does not fail."""
-    if not fails(judge, subset, Purpose.PROOF_BAD, times=_times_to_fail(probes, subset)):
+    counts_as = judge_set(judge, subset, Purpose.PROOF_BAD, times=_times_to_fail(probes, subset))
+    if counts_as is GOOD:
         raise Inconclusive("the items found do not fail on their own when they are launched again", subset)
+    if counts_as is not BAD:
+        raise Inconclusive(f"launched again, it {_result_text(counts_as)}", subset)
 
 
 def _launch_rest(probes: ProbeCache, judge: SetJudge, subset: Iterable[int], at_least: int = MIN_PASSES) -> ProbeResult:
-    return judge_set(judge, frozenset(subset), Purpose.PROOF_GOOD, times=max(probes.question.repeat, at_least))
+    times = max(probes.question.repeat, _min_runs(probes, at_least))
+    return judge_set(judge, frozenset(subset), Purpose.PROOF_GOOD, times=times)
 
 
 def _recheck_ends(probes: ProbeCache, judge: SetJudge, end: tuple[int, ...]) -> None:
@@ -437,22 +464,39 @@ def _reduce_literally(probes: ProbeCache, end: tuple[int, ...], failing: Subset,
     """Reduce a failing set of items by running every smaller set, and prove the result.
 
     If members cannot be judged, Inconclusive is raised with the text `why`. The answer states the limitation `caveat`.
+    Contradiction is raised if a set both passed and failed.
     """
-    ranges = probes.question.kind is QuestionKind.RANGE
-    culprit = shrink_range(probes, failing) if ranges else ddmin(probes, failing)
+    reduce = shrink_range if probes.question.kind is QuestionKind.RANGE else ddmin
+    culprit = reduce(probes, failing, _min_runs(probes, MIN_FAILURES))
     if culprit.unjudged:
         raise Inconclusive(why, culprit.members)
     literal = LiteralJudge(probes)
     _require_failure(probes, literal, culprit.members)
+    if reduce is ddmin and len(culprit.members) > 1 and not probes.question.together:
+        judge_one_other_set(literal, culprit.members, probes.all_units, MIN_FAILURES)
     rest_results = [_launch_rest(probes, literal, rest) is GOOD for rest in _sets_without(probes, [culprit])]
     _recheck_ends(probes, literal, end)
-    # If this is the only culprit, every set that contains it fails, and every other set passes.
-    if any(
-        observation.counts_as is (GOOD if culprit.members <= observation.subset else BAD)
-        for observation in probes.observations
-    ):
+    surprises = _surprising_sets(probes, culprit)
+    for subset in surprises:
+        launches = runs_to_show(HALF_RATE, probes.question.confidence) - len(_judged_results(probes, subset))
+        judge_set(literal, subset, Purpose.REPEAT, times=max(launches, 1))
+    if surprises:
         caveat = caveat or "other sets ended differently than this answer predicts, so there may be more culprits"
-    return culprits_answer(probes, literal, [culprit], all(rest_results), 1.0, caveat)
+    answer = culprits_answer(probes, literal, [culprit], all(rest_results), 1.0, caveat)
+    return replace(answer, confidence=answer.confidence * (_UNTESTED if surprises else 1.0))
+
+
+def _surprising_sets(probes: ProbeCache, culprit: FailingSet) -> list[Subset]:
+    """Return the smallest set that passed with the culprit, and the smallest that failed without it, if there are any.
+
+    If this is the only culprit, every set that contains it fails, and every other set passes.
+    """
+    observations = probes.observations
+    passed = [answer.subset for answer in observations if answer.counts_as is GOOD and culprit.members <= answer.subset]
+    failed = [
+        answer.subset for answer in observations if answer.counts_as is BAD and not culprit.members <= answer.subset
+    ]
+    return [min(subsets, key=_size_order) for subsets in (passed, failed) if subsets]
 
 
 def _result_text(counts_as: ProbeResult) -> str:
@@ -514,27 +558,39 @@ def culprits_answer(
 ) -> SearchAnswer:
     """Return an answer saying that each of `culprits` is enough to make the program fail.
 
-    If the remaining items did not pass, the answer says that there may be more culprits. `sample_confidence` is the
-    confidence if only a sample of the members was tested. `caveat` replaces all other limitations that the answer would
-    state.
+    If the remaining items did not pass, or if no other set of this size passed, the answer says so and is not certain.
+    `sample_confidence` is the confidence if only a sample of the members was tested. `caveat` replaces all other
+    limitations that the answer would state.
     """
     groups = tuple(probes.items(culprit.members) for culprit in culprits)
     kind, items = _kind_and_items(groups)
+    count_may_matter = _only_count_may_matter(probes, culprits)
+    confidence = sample_confidence if any(culprit.sampled for culprit in culprits) else 1.0
     return SearchAnswer(
         kind=kind,
         items=items,
         groups=groups if len(groups) > 1 else (),
-        confidence=sample_confidence if any(culprit.sampled for culprit in culprits) else 1.0,
+        confidence=confidence * (_UNTESTED if count_may_matter or not rest_passes else 1.0),
         p_bad=judge.failure_rate,
-        why=caveat or _caveat(probes, culprits, rest_passes),
+        why=caveat or _caveat(probes, culprits, rest_passes, count_may_matter),
         passing=_passing_set(probes, culprits),
         failing=groups[0],
     )
 
 
-def _caveat(probes: ProbeCache, culprits: Sequence[FailingSet], rest_passes: bool) -> str:
+def _only_count_may_matter(probes: ProbeCache, culprits: Sequence[FailingSet]) -> bool:
+    """Whether any other set of the smallest culprit's size may fail too: no set of at least that size passed."""
+    smallest = min(len(culprit.members) for culprit in culprits)
+    if not 1 < smallest < len(probes.units) or probes.question.together:
+        return False
+    return all(len(answer.subset) < smallest for answer in probes.observations if answer.counts_as is GOOD)
+
+
+def _caveat(probes: ProbeCache, culprits: Sequence[FailingSet], rest_passes: bool, count_may_matter: bool) -> str:
     if not rest_passes:
         return "the configuration without these items was not seen to pass, so there may be more culprits"
+    if count_may_matter:
+        return _COUNT_TEXT
     if any(culprit.sampled for culprit in culprits):
         return "only the first, the last and a sample of these items were removed one at a time"
     if probes.question.kind is QuestionKind.RANGE and any(len(culprit.members) > 2 for culprit in culprits):
@@ -544,6 +600,7 @@ def _caveat(probes: ProbeCache, culprits: Sequence[FailingSet], rest_passes: boo
     return ""
 
 
+_COUNT_TEXT = "no other set with as many items was seen to pass, so it may be that any so many items fail"
 _NOT_MONOTONE_TEXT = (
     "it no longer fails without any one of these items, but other sets may fail too: switching on more items can turn a"
     " failure into a pass"

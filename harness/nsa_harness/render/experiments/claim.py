@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from nsa_harness.core.experiment.claim import (
-    SECOND,
     ClaimReport,
+    ClaimResult,
     Effect,
     FailureCount,
     FixStatus,
@@ -22,8 +22,8 @@ from nsa_harness.core.experiment.claim import (
     effects,
     fix_status,
     format_share,
-    passes_to_confirm_fix,
 )
+from nsa_harness.core.experiment.statistics import passes_to_show
 from nsa_harness.render.experiments.live import ExperimentScreen
 from nsa_harness.render.terminal.layout import command, cropped, labelled, paragraph
 from nsa_harness.render.text import escape, escaped, markdown
@@ -45,7 +45,8 @@ def header_lines(report: ClaimReport, width: int) -> Iterator[str]:
     yield from labelled("equal", equal_text, width, _LABEL)
     budget = "" if report.budget_s is None else f", or {words.seconds(report.budget_s)} of runs"
     terms_text = (
-        f"both sides alternate until {percent(terms.confidence)} sure, at most {terms.max_pairs} pairs{budget};"
+        f"both sides run in pairs, in random order, until {percent(terms.confidence)} sure, at most"
+        f" {terms.max_pairs} pairs{budget};"
         " a change that prevents less than half of the failures is no mitigation"
     )
     yield from labelled("rules", terms_text, width, _LABEL)
@@ -62,7 +63,7 @@ def trial_line(report: ClaimReport, width: int) -> str:
     trial = escaped(report.trials[-1])
     first, second = report.counts
     verdict, _, rest = trial.end.partition(" · ")
-    left_at_most = left_text(report) if trial.config == SECOND and first.judged == second.judged else ""
+    left_at_most = left_text(report) if first.judged == second.judged else ""
     parts = (
         f"{len(report.trials):>3}  {SIDES[trial.config]:<{_ROW}} {verdict:<5} {words.seconds(trial.wall_s):>7}",
         f"{first.bad}/{first.judged} against {second.bad}/{second.judged}",
@@ -98,6 +99,7 @@ def answer_lines(report: ClaimReport, run_dir: Path, ledger: Path | None, width:
     sure = f"   ({percent(report.terms.confidence)} sure)" if conclusion.is_by_counts else ""
     yield from paragraph(f"{conclusion.result.value.upper()}  {conclusion.why}{sure}", width, "", "  ")
     yield ""
+    yield from labelled("order", order_text(report), width, _LABEL)
     for name, side_count in zip(SIDES, report.counts, strict=True):
         yield from labelled(name, count_text(side_count, report.terms.confidence), width, _LABEL)
     yield from labelled("fixed", fixed_text(report), width, _LABEL)
@@ -109,6 +111,28 @@ def answer_lines(report: ClaimReport, run_dir: Path, ledger: Path | None, width:
     if ledger is not None:
         yield from command("ledger", escape(str(ledger)), width, _LABEL)
     yield from command("page", escape(f"{run_dir}/report.html"), width, _LABEL)
+
+
+def deadline_text(counts: Sequence[FailureCount]) -> str:
+    """Return the reason why a claim is undecided if only the deadline made the difference between its sides."""
+    sides = (
+        f"{side_count.slow} of {side_count.judged} runs {name}"
+        f" ({'at least ' if side_count.slow else ''}{words.seconds(side_count.wall_s)})"
+        for name, side_count in zip(SIDES, counts, strict=True)
+    )
+    return (
+        "the deadline, not a hang or a crash, made the difference: it was reached by"
+        f" {' and '.join(sides)}; raise limits.deadline_s to see whether both sides end"
+    )
+
+
+def order_text(report: ClaimReport) -> str:
+    """Return which side counts as the change, if the claim is refuted and may hold the other way round."""
+    (without, with_it), (first, second) = report.labels, report.counts
+    is_refuted = report.conclusion is not None and report.conclusion.result is ClaimResult.REFUTED
+    if not (is_refuted and first.rate is not None and second.rate is not None and second.rate > first.rate):
+        return ""
+    return f"{with_it} counts as the change here; if {without} is the change, give both in the other order"
 
 
 def count_text(side_count: FailureCount, confidence: float) -> str:
@@ -134,16 +158,15 @@ def fixed_text(report: ClaimReport) -> str:
         return ""
     if is_fixed is FixStatus.NO:
         return f"no: it still fails with it ({second} runs)"
-    needed_passes = passes_to_confirm_fix(first, confidence)
-    lowest_rate = percent(first.interval(confidence)[0])
-    rate_text = f"a failure in {lowest_rate} of runs, the lowest rate that {first} allows"
+    needed_passes = passes_to_show(first.bad, first.judged, confidence)
+    would_show = f"a failure as frequent as without it ({first}) would show within {_passes(needed_passes)}"
     if is_fixed is FixStatus.YES:
-        return f"yes: {second.judged} passes; {rate_text}, would show within {needed_passes}"
+        return f"yes: {_passes(second.judged)}; {would_show}"
     highest_rate = percent(second.interval(confidence)[1])
     missing = needed_passes - second.judged
     return (
-        f"not yet: {second} still allows a failure rate of {highest_rate}; {rate_text}, would show within"
-        f" {_passes(needed_passes)}, so {missing} more {'is' if missing == 1 else 'are'} needed"
+        f"not yet: {second} still allows a failure rate of {highest_rate}; {would_show}, so {missing} more"
+        f" {'is' if missing == 1 else 'are'} needed"
     )
 
 
@@ -217,7 +240,7 @@ def plan_lines(report: ClaimReport, commands: Sequence[str], pair_s: float | Non
     yield from labelled("launched", "nothing", width, _LABEL)
 
 
-FEWEST_PAIRS = 4  # for 95 %: evidence of twenty to one is required, and three pairs give only ten to one
+FEWEST_PAIRS = 5  # for 95 %: four pairs with a failure on the same side occur by chance in one of sixteen claims
 _LONGEST_PLAN = 10**6
 
 
@@ -238,13 +261,10 @@ def verify_header(report: VerifyReport, width: int) -> Iterator[str]:
 def needs_text(report: VerifyReport) -> str:
     """Return the number of passes needed to show that the failure is fixed, and the reason for this number."""
     bad, of = report.lowest_count
-    passes = _passes(report.passes_needed)
-    if bad == of:
-        return f"{passes} to count as fixed, because it failed every time; --repeat N requires more"
-    rate = (
-        f"a failure in {percent(bad / of)} of runs would then have shown with {percent(report.confidence)} confidence"
+    return (
+        f"{_passes(report.passes_needed)} without a failure to count as fixed: a failure as frequent as before"
+        f" ({bad} of {of}) would then have shown with {percent(report.confidence)} confidence"
     )
-    return f"{passes} without a failure to count as fixed: {rate}"
 
 
 def verify_line(report: VerifyReport, width: int) -> str:
@@ -282,6 +302,7 @@ def verify_answer(report: VerifyReport, run_dir: Path, ledger: Path | None, widt
 
 # The ledger.
 
+_SURE = (ClaimResult.SUPPORTED, ClaimResult.REFUTED, VerificationResult.FIXED)  # results with a confidence
 _HEAD = ("date", "claim", "result", "without it", "with it", "fixed", "computes", "sure", "commit", "runs")
 
 
@@ -293,10 +314,15 @@ def ledger_lines(lines: Iterable[LedgerLine]) -> Iterator[str]:
         counts = [f"{side.failed} of {side.of}" for side in line.sides]
         commit = f"{line.commit[:9]}{'+' if line.dirty else ''}" if line.commit else ""
         cells = (
-            line.at[:16].replace("T", " "), line.text, line.result, *(counts + [""] * 2)[:2], line.fixed or "",
-            line.computes, percent(line.confidence), commit, ", ".join(line.runs),
+            line.at[:16].replace("T", " "), line.text, _result_text(line), *(counts + [""] * 2)[:2], line.fixed or "",
+            line.computes, percent(line.confidence) if line.result in _SURE else "", commit, ", ".join(line.runs),
         )  # fmt: skip
         yield f"| {' | '.join(map(markdown, cells))} |"
+
+
+def _result_text(line: LedgerLine) -> str:
+    is_untested = line.result == ClaimResult.NOT_COMPARABLE and not line.attempts
+    return f"not tested here: {line.why.rpartition(': ')[2]}" if is_untested else line.result
 
 
 # The screen.

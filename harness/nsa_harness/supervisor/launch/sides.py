@@ -130,7 +130,18 @@ def _sides_of_key(invocation: Invocation, facts: MachineFacts, axis: str) -> Lau
     launches = list(_launches(replace(invocation, matrix=(axis,)), facts))
     if len(launches) != 2:
         raise UsageError(f"a claim needs one scenario without a matrix; {len(launches)} launches are selected")
-    return _sides(launches, {})
+    sides = _sides(launches, {})
+    unchanged = _declared_settings(check_scenarios(select_scenarios(invocation)[0])[0])
+    values = [_declared_settings(scenario).get(sides.key) for scenario, _ in launches]
+    is_swapped = unchanged.get(sides.key) == values[1]
+    return replace(sides, notes=(_swapped_note(sides, "is what the scenario has"),)) if is_swapped else sides
+
+
+def _swapped_note(sides: LaunchSides, why: str) -> str:
+    return (
+        f'{sides.second.label} {why}, so "with it" is the program unchanged; if {sides.first.label} is the change, give'
+        " both in the other order"
+    )
 
 
 def _sides_of_scenarios(invocation: Invocation, facts: MachineFacts, patterns: Sequence[str]) -> LaunchSides:
@@ -153,7 +164,8 @@ def _sides_of_arguments(invocation: Invocation, facts: MachineFacts, arg: tuple[
             own = _single_launch(invocation, facts)[0].run.args
             override = f"{_ARGS}={json.dumps([*own, *arguments])}"
             launches.append(_single_launch(replace(invocation, arguments=(*invocation.arguments, override)), facts))
-    return _sides(launches, {index: text.strip() or "no added arguments" for index, text in enumerate(arg)})
+    sides = _sides(launches, {index: text.strip() or "no added arguments" for index, text in enumerate(arg)})
+    return sides if arg[1].strip() else replace(sides, notes=(_swapped_note(sides, "is the second side"),))
 
 
 def _split_arguments(text: str) -> list[str]:

@@ -69,6 +69,9 @@ class LedgerLine:
     dirty: Annotated[bool | None, doc("whether the checkout had changes that are not committed; null: it is none")]
     machine: Annotated[str, doc("name of the machine")]
     command: Annotated[str, doc("as typed, without secrets")]
+    order_seed: Annotated[int | None, doc("seed of the order within the pairs of a claim; null: nothing was drawn")] = (
+        None
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
