@@ -18,7 +18,7 @@ from collections.abc import Iterable, Sequence
 
 
 class HarnessError(Exception):
-    """An error that the user can fix. It is printed without a traceback."""
+    """An error that the user can fix and that is therefore printed without a traceback."""
 
     exit_code = 2
 
@@ -71,7 +71,7 @@ class CommandNotStarted(HarnessError):
 
 
 def did_you_mean(name: str, valid_names: Iterable[str]) -> str:
-    """Return a suggestion of the most similar valid name, or "" if no name is similar."""
+    """Return a sentence that suggests the most similar valid name, or "" if no name is similar."""
     by_lower_case = {candidate.lower(): candidate for candidate in valid_names}
     matches = difflib.get_close_matches(name[:100].lower(), by_lower_case, n=1, cutoff=0.6)
     return f'; did you mean "{by_lower_case[matches[0]]}"?' if matches else ""

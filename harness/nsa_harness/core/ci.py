@@ -13,7 +13,7 @@ _WORST_FIRST = (Status.HANG, Status.FAIL, Status.PASS, Status.ERROR, Status.SKIP
 
 @dataclass(frozen=True, kw_only=True)
 class JobReport:
-    """One report, with the CI job that stored it."""
+    """A report on runs, with the name of the CI job that stored it."""
 
     job: str
     file: str
@@ -22,7 +22,7 @@ class JobReport:
 
 @dataclass(frozen=True, kw_only=True)
 class UnreadFile:
-    """One report file that is missing or cannot be read, and the reason."""
+    """A report file that is missing or cannot be read, and the reason."""
 
     file: str
     why: str
@@ -30,7 +30,7 @@ class UnreadFile:
 
 @dataclass(frozen=True, kw_only=True)
 class JobSummary:
-    """All runs in one CI job. A job without a report is given exit code 125."""
+    """A summary of all runs in one CI job, which is given exit code 125 if it has no report."""
 
     job: str
     outcomes: tuple[Outcome, ...]

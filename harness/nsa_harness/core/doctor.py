@@ -100,7 +100,7 @@ def check_lines(facts: MachineCheckFacts) -> tuple[CheckLine, ...]:
 
 
 def is_healthy(lines: Sequence[CheckLine]) -> bool:
-    """Whether programs can run on this machine without losing evidence."""
+    """Whether programs can run on this machine without loss of evidence about failures."""
     return all(line.state is not CheckState.BROKEN for line in lines)
 
 
@@ -134,7 +134,7 @@ def size_text(size_bytes: int) -> str:
 
 
 def _check_amount(amount: int, fact: str, advice: str, *levels: tuple[CheckState, int, str]) -> CheckResult:
-    """Compare `amount` with thresholds, worst first. Each is (state, minimal amount, consequence).
+    """Compare `amount` with the thresholds `levels`, worst first, each given as (state, minimal amount, consequence).
 
     Return the state of the first threshold that is not reached, with its consequence.
     """
@@ -145,7 +145,7 @@ def _check_amount(amount: int, fact: str, advice: str, *levels: tuple[CheckState
 
 
 def _count_names(names: Sequence[str]) -> str:
-    """Return a string with the number of occurrences of each name, such as "2 x A100, 1 x T4"."""
+    """Return a string that says how often each name occurs, such as "2 x A100, 1 x T4"."""
     return ", ".join(f"{names.count(kind)} x {kind}" for kind in dict.fromkeys(names))
 
 
@@ -154,14 +154,14 @@ def _count_names(names: Sequence[str]) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class UnknownFacts:
-    """The reason why something could not be measured."""
+    """The reason why a property of the machine could not be measured."""
 
     why: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class PythonFacts:
-    """The Python version, and whether the probe is loaded into child processes."""
+    """The Python version, and whether nsa-harness's instrumentation is loaded into child processes."""
 
     version: str
     probe_trouble: str | None  # why the probe does not load into a child process; None: it loads
@@ -272,7 +272,7 @@ class ModuleFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class PySpyFacts:
-    """The result of checking whether py-spy is installed and can read the stacks of a child process."""
+    """Whether py-spy is installed, and whether it can read the stacks of a child process."""
 
     path: str | None  # None: it was not found
     threads: int  # how many threads of a child process it could read; 0: it failed
@@ -338,7 +338,7 @@ class SpaceFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class LimitFacts:
-    """The resource limits of this process. A limit that is unknown or not set is None."""
+    """The resource limits of this process, in which a limit that is unknown or not set is None."""
 
     processes: int | None  # including threads
     processes_used: int
@@ -392,7 +392,7 @@ class LimitFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryFacts:
-    """The memory of the machine, or of the control group if that has less."""
+    """The memory of the machine, or of the control group if that is less."""
 
     total_bytes: int
     available_bytes: int
@@ -432,7 +432,7 @@ class CoreFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class NameFacts:
-    """The host name that torchrun passes to the ranks, and whether they can use it."""
+    """The host name that torchrun passes to the ranks, and whether the ranks can use it."""
 
     hostname: str
     addresses: tuple[str, ...]  # the addresses that it resolves to
@@ -549,7 +549,7 @@ class SlurmFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class LeftOver:
-    """A directory containing status files that a run left behind."""
+    """A directory with status files, left behind by a run."""
 
     path: str
     size_bytes: int

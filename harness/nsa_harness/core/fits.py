@@ -51,7 +51,7 @@ class Quantity(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Size:
-    """The size of a training step: the number of tokens per sequence and of layers in the model."""
+    """The size of a training step: the number of tokens per sequence and the number of layers."""
 
     tokens: int
     layers: int
@@ -62,7 +62,7 @@ class Size:
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """A measured value at one size, with its relative standard error."""
+    """A value measured for one size of a training step, with its relative standard error."""
 
     size: Size
     value: float
@@ -83,7 +83,7 @@ Term = tuple[int, int]  # exponents of tokens and layers
 
 @dataclass(frozen=True, kw_only=True)
 class GrowthForm:
-    """The form of a function of tokens and layers that can be fitted to measured costs.
+    """A form of function, with terms in tokens and layers, that can be fitted to measured costs.
 
     It is a sum of terms, or a power law if `terms` is empty.
     """
@@ -115,7 +115,7 @@ class Fit:
 
     @cached_property
     def exponent(self) -> Interval | None:
-        """The exponent of a power law fitted to the points, or None if both tokens and layers vary."""
+        """The exponent of a power law fitted to the measured points, or None if both tokens and layers vary."""
         if len(self.keys) != 1:
             return None
         _, slope, error = _power(self.points, self.keys[0])
@@ -204,7 +204,7 @@ def fit_points(quantity: Quantity, points: Iterable[Point]) -> Fit | None:
 
 
 def _varied_keys(points: Sequence[Point]) -> tuple[str, ...]:
-    """Return the names, TOKENS and LAYERS, for which `points` has enough different values for a fit."""
+    """Return which of TOKENS and LAYERS take enough different values in `points` for a fit."""
     tokens, layers = ({getattr(point.size, name) for point in points} for name in ("tokens", "layers"))
     if len(tokens) >= LEAST_SIZES and len(layers) >= 2:
         return TOKENS, LAYERS
@@ -225,7 +225,7 @@ def _forms(over: tuple[str, ...]) -> Iterator[GrowthForm]:
 
 
 def _complete_forms(over: tuple[str, ...]) -> Iterator[GrowthForm]:
-    """Yield the form with all possible terms. Its fit widens the interval of a prediction."""
+    """Yield the form with all possible terms, whose fit widens the confidence interval of a prediction."""
     if TOKENS in over:
         yield GrowthForm(
             terms=((0, 0), (1, 0), (2, 0)) if over == (TOKENS,) else ((0, 0), (1, 0), (0, 1), (1, 1), (2, 1))
@@ -237,7 +237,7 @@ def _is_within(one: Size, other: Size) -> bool:
 
 
 def _is_plausible(form: GrowthForm, points: Sequence[Point], over: tuple[str, ...], counted: bool) -> bool:
-    """Whether no fitted term is negative.
+    """Whether fitting the form to the points makes no term negative.
 
     The constant of a counted quantity may be, because the first tokens can cost less than later ones.
     """
@@ -253,7 +253,7 @@ def _is_plausible(form: GrowthForm, points: Sequence[Point], over: tuple[str, ..
 
 
 def _prediction_error(form: GrowthForm, points: Sequence[Point], over: tuple[str, ...]) -> float | None:
-    """Return the error that a fit makes at the largest sizes if they are left out of the fit.
+    """Return the error of a prediction at the largest sizes, made by a fit to all other points.
 
     Return None if too few points remain for the fit.
     """
@@ -266,7 +266,7 @@ def _prediction_error(form: GrowthForm, points: Sequence[Point], over: tuple[str
 
 
 def _relative_error(form: GrowthForm, known: Sequence[Point], asked: Sequence[Point], over: tuple[str, ...]) -> float:
-    """Return the root mean square error of log-values at `asked`, for `form` fitted to the points `known`."""
+    """Return the root mean square error of log-values that `form`, fitted to the points `known`, makes at `asked`."""
     away = [log(_value(form, known, over, one.size) / one.value) for one in asked]
     return sqrt(sum(one**2 for one in away) / len(away))
 
@@ -307,7 +307,7 @@ class _Error:
 
 
 def _error(left: float, freedom: int) -> _Error:
-    """Return the standard error that follows from `left`, a sum of squared residuals, and the degrees of freedom."""
+    """Return the standard error for `left`, the sum of squared residuals, and `freedom`, the degrees of freedom."""
     factor = left / max(1, freedom)
     # The residuals are in units of the points' own errors. If these explain them, they are used instead.
     if factor <= 1:
@@ -341,7 +341,7 @@ class _Solution:
 
 
 def _solve(form: GrowthForm, points: Sequence[Point]) -> _Solution:
-    """Fit the coefficients of a sum of terms by minimizing the squares of the relative differences.
+    """Fit the coefficients of a sum of terms by minimizing the squared relative differences to the points.
 
     Raise ZeroDivisionError if the points cannot distinguish the terms.
     """

@@ -19,7 +19,7 @@ class Launcher(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """Time limits of a run in seconds.
+    """The time limits of a run in seconds.
 
     None means that the limit is chosen while the run is watched, or that there is no deadline.
     """
@@ -50,7 +50,7 @@ class FaultWhen:
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """A fault deliberately planted in a program. The code that judges the run does not know about it."""
+    """A fault deliberately planted in a program, which is kept secret from the code that judges the run."""
 
     kind: str
     rank: int | None  # None: every rank
@@ -85,7 +85,7 @@ class Expect:
 
 @dataclass(frozen=True, kw_only=True)
 class DiagnosticRerun:
-    """The change made when a failed launch is repeated to find out more about the failure."""
+    """The change with which a failed launch is repeated to find out more about the failure."""
 
     of: Annotated[int, Field(description="the attempt that it asks about")]
     change: Annotated[str, Field(description="the one thing that was changed")]

@@ -28,7 +28,7 @@ _MAX_PEM_CHARS = 1 << 16
 
 @dataclass(frozen=True, kw_only=True)
 class Secret:
-    """A secret value, with a flag for whether it is replaced everywhere or only where it was found."""
+    """A secret value, and whether to replace it everywhere or only where it was found."""
 
     value: str
     everywhere: bool
@@ -36,7 +36,7 @@ class Secret:
 
 @dataclass(frozen=True, kw_only=True)
 class Secrets:
-    """The secrets found so far in one run. Each has a number that never changes."""
+    """The secrets found so far in one run, each with a number that never changes."""
 
     secrets: tuple[Secret, ...] = ()  # the first is $SECRET_1
     suspected_values: tuple[str, ...] = ()  # values of the environment, which get a number once a text contains them
@@ -62,9 +62,7 @@ class Secrets:
         return replace(self, suspected_values=(*self.suspected_values, *new)) if new else self
 
     def with_secrets_of(self, text: str, *, code: bool = False) -> Secrets:
-        """Return these secrets together with the secrets found in `text`. If `code` is True, the text is source
-        code.
-        """
+        """Return these secrets and the secrets found in `text`, which is source code if `code` is True."""
         printed_secrets = [
             Secret(value=value, everywhere=True)
             for value in self.suspected_values
@@ -110,7 +108,7 @@ def redact(text: str, secrets: Secrets, *, code: bool = False) -> str:
 
 
 def redact_value(value: T, secrets: Secrets) -> T:
-    """Return a copy of a nested value in which every string is redacted."""
+    """Return a copy of a nested value in which the secrets in every string are replaced."""
     texts: dict[str, str] = {}
     _collect_texts(value, texts)
     changes = {text: clean for text in texts if (clean := redact(text, secrets)) != text}
@@ -176,7 +174,7 @@ def shell_line(words: Iterable[str], environment: Iterable[tuple[str, str]] = ()
 
 
 def where_to_set(text: str, where: str) -> tuple[str, ...]:
-    """Return one comment line for each placeholder in a command, which says that its value is in `where`."""
+    """Return, for each placeholder in a command, a comment line that says where its value is: in `where`."""
     return tuple(f"# export {name}=...: the value is in {where}" for name in placeholders([text]))
 
 
@@ -237,7 +235,7 @@ def _once(text: str, secrets: Secrets, *, code: bool) -> str:
 
 
 def _with_placeholders(text: str, spans: list[tuple[int, int, str]], secrets: Secrets) -> str:
-    """Return the text with the given spans replaced by placeholders."""
+    """Return the text in which each range in `spans` is replaced by the placeholder of its secret."""
     spans.sort(key=lambda span: (span[0], -span[1]))
     parts, at = [], 0
     begin, end, value = spans[0]
@@ -253,7 +251,7 @@ def _with_placeholders(text: str, spans: list[tuple[int, int, str]], secrets: Se
 
 
 def _forms(value: str) -> tuple[str, ...]:
-    """Return the value in each notation in which it could occur, such as JSON or URL-encoded."""
+    """Return a secret value in each notation in which it could occur, such as JSON or URL-encoded."""
     if value.isalnum() and value.isascii():
         return (value,)
     forms = (
@@ -407,7 +405,7 @@ _PATH = re.compile(
 
 
 def _secret_by_name(name: str, value: str, *, typed: bool) -> Secret | None:
-    """Return the value as a Secret if `name` suggests a secret, otherwise None.
+    """Return `value` as a Secret if `name` suggests that it is secret, otherwise None.
 
     Set `typed` for a command-line option or an environment variable.
     """
@@ -451,7 +449,7 @@ def _names_secret(name: str, *, typed: bool) -> bool | None:
 
 
 def _like_a_token(value: str, *, typed: bool) -> bool:
-    """Whether the value is long enough and mixes letters and digits in the way that tokens do."""
+    """Whether a value is long enough, and mixes letters and digits, like a typical access token."""
     is_mixed = any(character.isdigit() for character in value) and any(character.isalpha() for character in value)
     return len(value) >= (8 if typed else 16) and is_mixed
 
@@ -507,7 +505,7 @@ def _name_begins(text: str, at: int) -> int:
 
 
 def _value_after(text: str, start: int, end: int, *, code: bool) -> tuple[Span, bool | None]:
-    """Return the position of the value that follows a name, and whether this value is a secret everywhere.
+    """Return the position of the value that follows a name, and whether it is a secret wherever it occurs.
 
     True: everywhere. False: only at this position. None: it is no secret.
     """

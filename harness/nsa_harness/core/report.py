@@ -16,7 +16,7 @@ from nsa_harness.core.stored_keys import stored_as
 
 
 def doc(text: str) -> FieldInfo:
-    """Return a pydantic field with this description.
+    """Return a pydantic field whose description is `text`.
 
     `nsa-harness schema` prints the description for readers of the JSON file.
     """
@@ -25,7 +25,7 @@ def doc(text: str) -> FieldInfo:
 
 
 def _number_from_json(value: object) -> object:
-    """Return the number represented by a string such as "nan", or any other value unchanged."""
+    """Return the number that a string such as "nan" represents, or any other value unchanged."""
     return float(value) if isinstance(value, str) and value in NOT_FINITE else value
 
 
@@ -92,7 +92,7 @@ class HangKind(StrEnum):
 
 
 class Severity(StrEnum):
-    """The severity of a finding."""
+    """The severity of a finding about a run."""
 
     CRITICAL = "critical"  # the results of the run cannot be used
     WARNING = "warning"  # the run ended, and something in it is wrong or uncertain
@@ -165,7 +165,9 @@ class RankStatus:
 
 @dataclass(frozen=True, kw_only=True)
 class CallStack:
-    """The user's lines in the call stack of one or more ranks, at the point where they were blocked or failed."""
+    """The user's lines in the call stack of one or more ranks, at the point where these ranks were blocked or
+    failed.
+    """
 
     ranks: Ranks
     of: Annotated[str, doc('"thread reader", "process 4711" or "ValueError"; empty: the thread that trains')]
@@ -197,7 +199,7 @@ class EnteredCall:
 
 @dataclass(frozen=True, kw_only=True)
 class Divergence:
-    """The collective calls of each rank around the first point at which the ranks differ."""
+    """The ranks' collective calls around the first point at which they differ."""
 
     group: Annotated[str, doc("the process group")]
     ranks: Annotated[tuple[tuple[int, ...], ...], doc("the ranks of each column, the culprit's first")]
@@ -273,7 +275,7 @@ class ProgramFile:
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryAt:
-    """The memory of one rank at one moment. Unknown values are None."""
+    """A rank's memory at one moment. Unknown values are None."""
 
     rank: Rank
     moment: Annotated[str, doc("boot, dump or end")]
@@ -289,7 +291,7 @@ class MemoryAt:
 
 @dataclass(frozen=True, kw_only=True)
 class StepCost:
-    """The time and memory that a training step takes. Values that the program did not report are None."""
+    """The time and memory that a training step takes. A value that the program did not report is None."""
 
     tokens: Annotated[int, doc("of a sequence")]
     layers: Annotated[int, doc("of the model")]
@@ -394,7 +396,7 @@ class RuleState(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class RuleAnswer:
-    """A decision rule written before the run, together with the result of applying it."""
+    """A decision rule written before a run, with the result of applying the rule."""
 
     name: Annotated[str, doc("as the plan names it")]
     when: Annotated[str, doc("its condition, as a text")]
@@ -491,5 +493,5 @@ def exit_code(report: Report, *, strict: bool = False) -> int:
 
 
 def counts(outcomes: Sequence[Outcome]) -> dict[Status, int]:
-    """Return, for each status, the number of final outcomes with that verdict."""
+    """Return, for each status, the number of final outcomes that have it."""
     return {status: sum(o.final and o.verdict.status is status for o in outcomes) for status in Status}

@@ -12,7 +12,7 @@ from nsa_harness.core.report import Outcome, Status
 
 @dataclass(frozen=True, kw_only=True)
 class Policy:
-    """The command-line options for repetitions, retries and the maximal number of failures."""
+    """The command-line options on repetitions, retries and the maximum number of failures."""
 
     repeat: int = 1  # attempts of each scenario, whatever their outcome
     retries: int = 0  # further attempts while the last attempt is not as expected
@@ -63,7 +63,7 @@ class Load:
 
 @dataclass(frozen=True, kw_only=True)
 class Room:
-    """The resources of the machine for all parallel runs. None means that a resource is not limited."""
+    """The machine's resources for all runs in parallel, in which None means that a resource is not limited."""
 
     jobs: int | None  # runs at the same time
     cores: int | None  # a core for each rank
@@ -93,7 +93,7 @@ def _fits(loads: Sequence[Load], room: Room) -> bool:
 
 
 def parallel_runs(load: Load, room: Room) -> tuple[int, str]:
-    """Return the number of such runs that fit on the machine in parallel, and the resource that limits them.
+    """Return how many runs with this load fit on the machine in parallel, and the resource that limits them.
 
     The number is at least 1. The name is "" if nothing limits them. A run with GPUs is limited by GPUs and not by
     cores.

@@ -30,7 +30,7 @@ class ComparedVerdict:
 
 @dataclass(frozen=True, kw_only=True)
 class SelftestFault:
-    """A kind of fault to plant in a short run, with the verdict and cause that the report is expected to give."""
+    """A kind of fault to plant in a short run, with the verdict and cause expected in the report."""
 
     name: str
     fault: str  # kind of the fault
@@ -73,7 +73,7 @@ _FAULT_KEYS = ("kind", "rank", "layer", "step", "heals_s")
 
 @dataclass(frozen=True, kw_only=True)
 class PlantingResult:
-    """The report's statements about a planted fault, and which of them are wrong."""
+    """What a report states about a planted fault, and which of these statements are wrong."""
 
     planting: Planting
     reported: ComparedVerdict
@@ -81,7 +81,7 @@ class PlantingResult:
     wall_s: float
 
     def line(self, width: int) -> str:
-        """Return the result as one line of text, with the name padded to `width` characters."""
+        """Return the result as one line of text, in which the fault's name is padded to `width` characters."""
         planting, word = self.planting, "WRONG" if self.wrong else "right"
         line = (
             f"{word}  {planting.name:<{width}}  planted at {planting}   reported {self.reported}   {self.wall_s:.1f} s"
@@ -104,7 +104,7 @@ def planting_result(planting: Planting, outcome: Outcome) -> PlantingResult:
 
 
 def plant(kind: SelftestFault, *, rank: int, layer: int, step: int) -> tuple[Planting, Planting]:
-    """Return two runs, each with the fault at the given rank, layer and step.
+    """Return two planned runs, each with the fault planted at the given rank, layer and step.
 
     In the second run, the healthy twin, the fault ends on its own before it does harm. Ranks and layers are numbered
     from 0.

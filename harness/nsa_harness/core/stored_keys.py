@@ -1,4 +1,4 @@
-"""Store dataclass fields under JSON keys that are different from the field names.
+"""Store the fields of dataclasses under JSON keys that differ from the field names.
 
 Stored files stay readable for years: a field may be renamed, but its key stays.
 """
@@ -33,7 +33,7 @@ def stored_keys(dataclass_type: type) -> Mapping[str, str]:
 
 
 def to_stored(value: Any) -> Any:
-    """Return the value with every dataclass inside it converted to a dict with its JSON keys."""
+    """Return a copy of `value` in which each dataclass is replaced by a dict with its JSON keys."""
     if is_dataclass(value) and not isinstance(value, type):
         return {key: to_stored(getattr(value, name)) for name, key in stored_keys(type(value)).items()}
     if isinstance(value, dict):

@@ -78,7 +78,7 @@ def _as_it_is(tensor: Any) -> Any:
 
 
 def raise_an_error(where: str, heals_s: float | None) -> None:
-    """Raise a RuntimeError that mentions `where`. If `heals_s` is given, catch the error and return."""
+    """Raise a RuntimeError that mentions `where`. If `heals_s` is given, catch it again and return."""
     if heals_s is None:
         _raise(where)
     try:
@@ -116,7 +116,7 @@ def leave_with_status_0(heals_s: float | None) -> None:
 
 
 def come_late(heals_s: float | None) -> None:
-    """Sleep for `heals_s` seconds, by default SLOW_STEP_S.
+    """Sleep for `heals_s` seconds, or for SLOW_STEP_S if it is None.
 
     Delays a collective that the real fault would skip, and slows down a recomputed layer.
     """

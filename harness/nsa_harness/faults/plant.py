@@ -88,7 +88,7 @@ class PlantedFault:
         c10d.all_reduce = perhaps_all_reduce  # type: ignore[attr-defined]
 
     def watch_for_model(self) -> None:
-        """Find the model at its first forward, and install the fault's hooks in it.
+        """Find the model at its first forward pass, and install the fault's hooks in it.
 
         The model is the first called module that has the fault's layer. A wrapper of it that is called later is treated
         as the model again.
@@ -106,7 +106,7 @@ class PlantedFault:
         self._torch.nn.modules.module.register_module_forward_pre_hook(inspect)
 
     def _is_faulty_model(self, layers: dict[int, Any]) -> bool:
-        """Whether a module with the layers in `layers` is the model in which the fault occurs."""
+        """Whether the model whose numbered layers are `layers` is the one in which the fault occurs."""
         return self.spec.layer in layers or (self.spec.layer < 0 and bool(layers))
 
     def _install_hooks(self, model: Any, layers: dict[int, Any]) -> None:
@@ -129,7 +129,7 @@ class PlantedFault:
         return not is_known
 
     def _before_model(self, model: Any, _arguments: Any) -> None:
-        """Overwrite the model's parameters if it is time for the fault."""
+        """Overwrite the model's parameters before its forward pass, if the fault is due."""
         if not self._is_due():
             return
         for name, parameter in model.named_parameters():
@@ -160,7 +160,7 @@ class PlantedFault:
         return fetch_or_starve
 
     def _before_layer(self, number: int, _module: Any, arguments: Any) -> None:
-        """Trigger the fault before layer `number` is recomputed, if it is due.
+        """Trigger the fault, if it is due, before layer `number` is recomputed.
 
         A forward that runs inside a backward pass is a recomputation; other forwards are ignored.
         """
@@ -197,7 +197,7 @@ class PlantedFault:
         return os.environ.get("RANK", "0") == str(self.spec.rank)
 
     def _is_skipped_reduction(self) -> bool:
-        """Count a call to all_reduce that averages the loss, and return whether to skip or delay the call."""
+        """Count a call to all_reduce that averages the loss. Return whether to skip or delay that call."""
         self._reductions += 1
         return not self._has_happened and self._reductions == self.spec.step and self._is_our_rank()
 
@@ -210,7 +210,7 @@ class PlantedFault:
         return self._is_drawn and self._is_possible and is_now and self._is_our_rank()
 
     def _before_forward(self, _module: Any, arguments: Any) -> None:
-        """Trigger the fault before the forward of its layer, if it is due."""
+        """Trigger the fault, if it is due, before its layer's forward pass."""
         if self.spec.kind in BEFORE_FORWARD and self._is_due() and self._is_long_enough(arguments):
             self._has_happened = True
             self._act(f"step {self.spec.step}, layer {self.spec.layer}, {self.spec.rank_text}")
@@ -223,7 +223,7 @@ class PlantedFault:
             _ACTS[self.spec.kind](self.spec.heals_s)
 
     def _after_forward(self, _module: Any, arguments: Any, output: Any) -> None:
-        """Trigger the fault after the forward of its layer, or in the layer's backward."""
+        """Trigger the fault, if it is due, after its layer's forward pass or in its backward pass."""
         tensor = _first_tensor(output, self._torch.Tensor)
         if tensor is None or not self._is_due() or not self._is_long_enough(arguments):
             return
@@ -238,7 +238,7 @@ class PlantedFault:
             tensor.grad_fn.register_prehook(self._in_backward)
 
     def _in_backward(self, _gradients: Any) -> None:
-        """Trigger the fault in the backward of its layer, but only once."""
+        """Trigger the fault in its layer's backward pass, but only once."""
         if self._has_happened:
             return
         self._has_happened = True
@@ -261,7 +261,7 @@ def _first_tensor(output: Any, tensor_type: type) -> Any:
 
 
 def averages_the_loss(caller: dict[str, Any]) -> bool:
-    """Whether the calling module uses all_reduce to average the loss. `caller` contains the module's globals."""
+    """Whether the module that calls all_reduce, given its globals `caller`, uses it to average the loss."""
     return caller.get("__name__") in CALLERS
 
 

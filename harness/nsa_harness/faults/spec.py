@@ -78,7 +78,7 @@ class FaultCondition:
 
     @property
     def depends_on_job(self) -> bool:
-        """Whether the fault requires a certain model or job, such as one with a certain number of ranks."""
+        """Whether the fault occurs only in certain models or jobs, such as jobs with a certain number of ranks."""
         return bool(self.layers or self.ranks or self.module or self.backend or self.ddp_options)
 
     @property
@@ -147,7 +147,7 @@ def _attention(block: Any) -> Any:
 
 
 def _whole_number(name: str, value: Any, *, at_least: int) -> int:
-    """Return `value` if it is an integer of at least `at_least`, or raise ValueError."""
+    """Return `value`, the setting called `name`, if it is an integer of at least `at_least`, or raise ValueError."""
     if isinstance(value, bool) or not isinstance(value, int) or value < at_least:
         raise ValueError(f"fault {name} must be an integer of at least {at_least}, got {value!r}")
     return value

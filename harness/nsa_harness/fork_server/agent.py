@@ -40,7 +40,7 @@ class Orders:
 
 
 def fork_waiting_ranks(count: int) -> list[WaitingFork] | Orders:
-    """Fork `count` processes that wait for orders. Return them in the parent, and its own orders in each fork.
+    """Fork `count` processes that wait for orders. Return them in the parent, and the orders received in each fork.
 
     In each forked process, this function returns that process's orders once the agent has sent them. A forked process
     exits if the agent exits before sending orders.
@@ -73,7 +73,7 @@ def _await_orders(rank_end: int) -> Orders:
 
 
 def _receive(agent: socket.socket) -> tuple[bytes, list[int], int, Any]:
-    """Receive one byte and two file descriptors from the agent. Exit this process if the agent has closed the
+    """Receive one byte and two file descriptors from the agent. Exit this process if the agent has closed its
     socket.
     """
     message = socket.recv_fds(agent, 1, 2)
@@ -88,7 +88,7 @@ def start_ranks_from(forks: Sequence[WaitingFork]) -> None:
 
 
 class Rank:
-    """A rank that was started from a waiting process.
+    """A rank that was created by sending orders to a waiting process.
 
     The class has the part of subprocess.Popen's interface that torchrun's agent uses.
     """
@@ -144,8 +144,8 @@ class Rank:
 
 
 def keep_only(*kept_descriptors: int) -> int:
-    """Close all file descriptors from 3 upwards except `kept_descriptors`. Return the first kept one, or -1 if there is
-    none.
+    """Close all file descriptors from 3 upwards except `kept_descriptors`. Return the first of these, or -1 if there
+    are none.
     """
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     start = 3

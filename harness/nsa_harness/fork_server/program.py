@@ -60,7 +60,7 @@ class Program:
             sys.path.insert(0, self._import_directory())
 
     def run(self) -> None:
-        """Run the program. Raise SystemExit(1) after printing an uncaught exception."""
+        """Run the program. If it raises an exception, print the exception and raise SystemExit(1)."""
         try:
             if self._is_module:
                 runpy._run_module_as_main(self._name)  # type: ignore[attr-defined]
@@ -116,7 +116,7 @@ def _new_main() -> types.ModuleType:
 
 
 def _draw_seeds() -> None:
-    """Seed the random number generators of numpy and torch anew.
+    """Give the random number generators of numpy and torch new seeds.
 
     Otherwise every fork would draw the same numbers. Python's `random` reseeds itself after a fork.
     """
@@ -133,7 +133,7 @@ def _start_probe() -> None:
 
 
 def _print_exception(error: BaseException) -> None:
-    """Print an uncaught exception in the way the interpreter does, omitting frames in this package."""
+    """Print an uncaught exception as the interpreter does, but without the frames of this package."""
     traceback = _without_fork_server(error.__traceback__)
     error.__traceback__ = traceback
     sys.last_type, sys.last_value, sys.last_traceback = type(error), error, traceback
@@ -190,7 +190,7 @@ def early_bindings(modules: Iterable[str]) -> list[EarlyBinding]:
 
 
 def rebind(bindings: Iterable[EarlyBinding]) -> None:
-    """Replace each referenced function with the probe's patched version."""
+    """Replace each referenced function with the version that the instrumentation has patched."""
     current = vars(sys.modules[_COLLECTIVES])
     for binding in bindings:
         function = current[binding.name]
@@ -244,7 +244,7 @@ def _region(fields: Sequence[str]) -> tuple[int, int]:
 
 
 def _write(region: tuple[int, int], entries: Sequence[bytes]) -> None:
-    """Write NUL-separated entries to a region of memory. Raise ValueError if they do not fit.
+    """Write `entries`, separated by NULs, to a region of memory. Raise ValueError if they do not fit.
 
     The first byte is written last, so another process never reads a partial value of RANK.
     """

@@ -39,7 +39,7 @@ class StartLauncher(BaseException):
 
 
 class ForkedReaper(reaper.Reaper):
-    """The supervisor of a launch. It forks the launcher instead of starting a new process."""
+    """The supervisor of a launch, which forks the launcher instead of starting it as a new process."""
 
     def spawn(self) -> int:
         """Fork the launcher and return its pid. In the forked process, raise StartLauncher."""
@@ -107,7 +107,7 @@ def _reason_against_forking() -> str | None:
 
 
 def _fork_per_request(control: socket.socket) -> tuple[int, int]:
-    """Fork a process for each request. In the forked process, return its standard input and output."""
+    """Fork a process for each request. In the forked process, return its standard input and output descriptors."""
     poll = select.poll()
     poll.register(control, select.POLLIN)
     children: dict[int, int] = {}  # pidfd -> pid

@@ -16,7 +16,7 @@ CHECKPOINT = "torch.utils.checkpoint"
 
 
 def watch_graph(torch: Any, status_file: StatusFileWriter, trouble: TroubleLog) -> None:
-    """Record the size of the program's first backward graph in the status file.
+    """Record in the status file the size of the autograd graph of the program's first backward pass.
 
     The size is the number of nodes. A very large graph shows, for example, a Python loop over tokens.
     """

@@ -14,7 +14,7 @@ RECENT_LIMIT = 8  # latest call paths per calling instruction; they are compared
 
 
 class CallPath:
-    """A known call stack, together with the indices under which its lines are stored in the status file."""
+    """A known call stack, with the indices under which the status file stores its lines."""
 
     __slots__ = ("frames", "hash", "node", "place")
 
@@ -28,7 +28,7 @@ class CallPath:
 
 
 class Chains:
-    """A cache of call stacks. Recognising a cached call stack costs about 0.07 us per frame."""
+    """A cache of call stacks, in which finding a cached call stack costs about 0.07 us per frame."""
 
     def __init__(self, status_file: StatusFileWriter, foreign: tuple[str, ...]) -> None:
         self._status_file = status_file
@@ -37,7 +37,7 @@ class Chains:
         self._chains: dict[tuple[int, ...], CallPath] = {}  # key: the codes' addresses and the instructions
 
     def find(self, frame: Any) -> CallPath:
-        """Return the call stack that ends in `frame`, adding it to the cache if it is new."""
+        """Return the call stack that ends in `frame`, after adding it to the cache if necessary."""
         for chain in self._recent.get(frame.f_lasti, ()):
             caller = frame
             try:

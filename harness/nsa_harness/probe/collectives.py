@@ -70,7 +70,7 @@ def _patch_functional(recorder: CallRecorder) -> None:
 
 
 class CallRecorder:
-    """Patches collectives so that calls to them are recorded in the status file.
+    """A recorder that patches collectives to record all calls to them in the status file.
 
     A collective called inside another collective is not recorded.
     """
@@ -107,7 +107,7 @@ class CallRecorder:
         )
 
     def patch_wait(self, owner: Any, name: str) -> None:
-        """Record each long call to `owner.name`, a function that waits for a functional collective."""
+        """Patch `owner.name`, a function that waits for a functional collective, to record its long waits."""
         waits, handle = self.waits, Handle("tensor")
 
         def begin(_arguments: Any, _options: Any) -> OngoingWait | None:
@@ -153,7 +153,7 @@ Find = Callable[[Any, Any], Any]
 
 
 class CallArguments:
-    """Reads the group, tensors and peer rank from the arguments of a collective call."""
+    """A reader of a collective call's arguments, which finds the group, the tensors and the peer rank."""
 
     def __init__(
         self, torch: Any, c10d: Any, status_file: StatusFileWriter, name: str, function: Callable[..., Any]
@@ -194,7 +194,7 @@ class CallArguments:
         return group if isinstance(group, str) else str(getattr(group, "group_name", ""))
 
     def size(self, arguments: Any, options: Any) -> tuple[int, int]:
-        """Return the number of elements that this rank contributes, and their dtype.
+        """Return the number of elements that this rank contributes to a call, and their dtype.
 
         The dtype is an index in the string table. A symbolic size counts as 0. For an operation with a `world_size`
         argument, return (world size, 0).
@@ -230,7 +230,7 @@ class CallArguments:
         return min(elements, ELEMENTS_MAX), string
 
     def peer(self, arguments: Any, options: Any) -> int:
-        """Return the global rank of a call's peer or root, or NO_PEER if the call has neither.
+        """Return the global rank of the peer or root of a call, or NO_PEER if the call has neither.
 
         A batch of transfers has a peer only if all of them have the same peer.
         """
@@ -245,7 +245,7 @@ class CallArguments:
         return peers.pop() if len(peers) == 1 else NO_PEER
 
     def transfers(self, arguments: Any, options: Any) -> list[tuple[str, int]]:
-        """Return the operation and the peer's global rank for each transfer in a batch."""
+        """Return the operation and the global rank of the peer for each transfer in a batch of point-to-point calls."""
         return [(str(transfer.op.__name__), int(transfer.peer)) for transfer in self._transfers(arguments, options)]
 
     def _transfers(self, arguments: Any, options: Any) -> list[Any]:
@@ -275,7 +275,7 @@ class Operation(CallArguments):
         self._changes_groups = name in GROUP_ENDERS
 
     def enter(self, arguments: Any, options: Any) -> list[Any] | None:
-        """Record the start of a call, and return the state that `leave` needs to record its end.
+        """Record the start of a call, and return the state that `leave` needs when the call ends.
 
         Return None inside another collective. Arguments that cannot be read are recorded as empty.
         """
@@ -390,7 +390,7 @@ def _no_argument(_arguments: Any, _options: Any) -> None:
 
 
 def _argument_getter(function: Callable[..., Any], *names: str) -> Find | None:
-    """Return a function that reads one of the parameters `names` from a call's arguments.
+    """Return a function that finds the first of the parameters `names` in a call's arguments.
 
     Return None if `function` has none of these parameters.
     """

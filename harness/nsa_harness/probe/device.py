@@ -29,7 +29,7 @@ def install(torch: Any, status_file: StatusFileWriter, trouble: TroubleLog) -> D
 
 
 class DeviceEvents:
-    """The CUDA events that show the progress of this process's GPU."""
+    """The CUDA events that show how far this process's GPU has progressed."""
 
     def __init__(self, torch: Any, status_file: StatusFileWriter, trouble: TroubleLog) -> None:
         self._torch = torch

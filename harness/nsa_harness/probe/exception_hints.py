@@ -72,7 +72,7 @@ def line_that_uses(
 
 
 def ordered_names(model: Any) -> list[str]:
-    """Return the parameter names of a DDP model, indexed as in torch's error messages."""
+    """Return the parameter names of a DDP model, in the order of the indices in torch's error messages."""
     names: list[str] = []
     known_ids: set[int] = set()
     for path, module in model.module.named_modules():
@@ -103,7 +103,7 @@ def _parameter_hints(
 def _new_parameter_hints(
     models: Iterable[Any], traceback: TracebackType | None, fresh: set[int], foreign: tuple[str, ...]
 ) -> list[Hint]:
-    """Return one hint for each parameter of the modules that were first called in this step.
+    """Return one hint for each parameter of a module that was first called in the current step.
 
     `fresh` has the ids of these modules. torch's message does not name the newly used parameters, but they can only be
     in newly called modules.
@@ -152,7 +152,7 @@ def _use(
 
 
 def _levels(model: Any, name: str) -> Iterator[tuple[Any, str, str]]:
-    """Yield each module that contains a parameter, innermost first, as (module, attribute, path)."""
+    """Yield each module that contains the parameter `name`, innermost first, as (module, attribute, path)."""
     parts = name.split(".")
     for depth in range(len(parts) - 1, -1, -1):
         path = ".".join(parts[:depth])
@@ -160,14 +160,14 @@ def _levels(model: Any, name: str) -> Iterator[tuple[Any, str, str]]:
 
 
 def _is_unused(model: Any, path: str, together: Sequence[str]) -> bool:
-    """Whether `together` contains all trainable parameters of the module at `path`."""
+    """Whether all trainable parameters of the module at `path` are among the unused ones in `together`."""
     parameters = model.get_submodule(path).named_parameters(prefix=path)
     below = [name for name, parameter in parameters if parameter.requires_grad]
     return bool(path) and set(below) <= set(together)
 
 
 def _methods(module: Any, foreign: tuple[str, ...]) -> Iterator[CodeType]:
-    """Yield the code of a module's user-written methods, starting with forward."""
+    """Yield the code objects of the methods that a user wrote for a module, starting with forward."""
     kind = type(module)
     names = dict.fromkeys(["forward", *(name for owner in kind.__mro__ for name in vars(owner))])
     for name in names:
@@ -292,9 +292,7 @@ def in_place_lines(code: CodeType, operation: str) -> Iterator[tuple[int, bool]]
 
 
 def _changed_variable(statement: list[dis.Instruction]) -> str | None:
-    """Return the name of the variable that a statement changes in place, or None if it changes nothing in place. The
-    name is "" if it is unknown.
-    """
+    """Return the name of the variable that a statement changes in place ("" if unknown), or None if there is none."""
     for number, op in enumerate(statement):
         if op.opname in _LOADS and _is_in_place(str(op.argval)):
             return _variable_name(statement[:number][-1:])

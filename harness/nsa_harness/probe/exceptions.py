@@ -23,7 +23,7 @@ CAUGHT_LIMIT = 8  # kinds that are recorded; a kind is an exception type and the
 
 
 class CaughtExceptions:
-    """Records in the status file which exceptions the program caught, and how often."""
+    """A record, kept in the status file, of the exceptions that the program caught and how often it did so."""
 
     def __init__(self, status_file: StatusFileWriter, foreign: tuple[str, ...]) -> None:
         self._status_file = status_file
@@ -36,7 +36,7 @@ class CaughtExceptions:
         self._last_handled: dict[int, tuple[Any, _Kind, str]] = {}
 
     def note_forward_exit(self) -> None:
-        """Record the exception, if any, that is leaving a module's forward."""
+        """Record the exception, if any, that is propagating out of a module's forward method."""
         kind, error, _ = sys.exc_info()
         trace = error.__traceback__ if error is not None else None
         if kind is None or trace is None or trace.tb_frame is not sys._getframe(2) or is_control_flow(kind):
@@ -113,7 +113,7 @@ class CaughtExceptions:
 
 
 def _left_another_module(trace: Any) -> bool:
-    """Whether the exception has already left the forward of an inner module.
+    """Whether the exception has already propagated out of the forward method of an inner module.
 
     The id of an exception does not suffice, because a new exception can have the address of an old one.
     """
@@ -201,7 +201,7 @@ def monitor(monitoring: Any, exceptions: CaughtExceptions, trouble: TroubleLog) 
 
 
 class HandledExceptions:
-    """Reports each exception that the program handles or reraises.
+    """A monitor that reports each exception that the program handles or reraises.
 
     Uses callbacks of sys.monitoring. An exception in a library costs about 0.2 us, because Python cannot disable these
     callbacks per code object. Code that raises nothing costs nothing.
@@ -276,7 +276,7 @@ class _DroppedBatches:
 
 
 class DroppedBatchCounter:
-    """Counts the batches that the program skipped after an exception.
+    """A counter of the batches that the program skipped after an exception.
 
     A batch is skipped if an exception ends its training pass and another batch follows. Three cases do not count: the
     pass is repeated with the same batch, the program itself raised the exception to skip a batch, or the exception was
@@ -295,7 +295,7 @@ class DroppedBatchCounter:
         self._successful_passes = 0  # passes that ended with a backward pass
 
     def note_forward(self, module: Any, arguments: Any) -> None:
-        """Record that the forward of a whole model begins.
+        """Record that a whole model's forward pass begins.
 
         If a training pass has failed before, compare the first bytes of both batches: if they differ, the earlier batch
         was dropped, otherwise it is repeated.
@@ -349,7 +349,7 @@ class DroppedBatchCounter:
         self._failed_pass = None
 
     def _accident(self, error: BaseException) -> str:
-        """Return the program's line where `error` occurred, or "" if the error was deliberate.
+        """Return the line of the program where `error` occurred, or "" if the program raised it deliberately.
 
         An out-of-memory error counts as deliberate, and so does every exception that the program raised itself, except
         by a failed `assert`.

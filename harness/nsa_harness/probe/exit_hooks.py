@@ -31,7 +31,7 @@ CHAIN_LIMIT = 4  # recorded causes of an exception
 
 
 class ExitEvidence:
-    """Records the last exception of the process, and the stacks of its threads at a fatal signal.
+    """A recorder of the process's last exception, and of its threads' stacks at a fatal signal.
 
     Hooks that the program installed itself are still called, exactly as without the probe.
     """
@@ -62,7 +62,7 @@ class ExitEvidence:
         patch(sys, "excepthook", "last exception", self._trouble, before=uncaught)
 
     def _enable_faulthandler(self) -> None:
-        """Make faulthandler dump stacks on fatal signals and on the probe's own signal."""
+        """Make faulthandler dump stacks on fatal signals and on the instrumentation's own signal."""
         import _signal  # type: ignore[import-not-found]
 
         path = os.path.join(self._directory, protocol.STACKS.format(pid=self._pid))
@@ -173,7 +173,7 @@ def _frames(traceback: TracebackType | None) -> list[dict[str, Any]]:
 
 
 class ExitCalls:
-    """Records which line of the program calls sys.exit or os._exit.
+    """A recorder of the line in the program that calls sys.exit or os._exit.
 
     No other hook sees these calls. If a program exits with a failure while it handles an exception, this exception is
     recorded as the reason. Children of mp.spawn and many main functions exit in this way.
@@ -206,7 +206,7 @@ class ExitCalls:
         )
 
     def watch_shutdown(self) -> None:
-        """Record the start of the interpreter's shutdown.
+        """Arrange to record the time at which the interpreter starts to shut down.
 
         The callback runs before the interpreter joins threads and runs atexit handlers, which may hang. Call this
         method after torch has imported threading. Python has no public hook that runs this early.

@@ -55,7 +55,7 @@ def sample_bytes(tensor: Any, limit_bytes: int) -> bytes:
 
 
 def not_finite(data: bytes, dtype: str) -> str | None:
-    """Return "nan" or "inf" if any value is NaN or infinite, or None if all values are finite."""
+    """Return "nan" or "inf" if `data` contains a NaN or infinite value, or None if all values are finite."""
     bits = _EXPONENTS.get(dtype)
     if bits is None:
         return None
@@ -82,7 +82,7 @@ def values_of(data: bytes, dtype: str) -> Sequence[float]:
 
 
 def is_zero(data: bytes, dtype: str) -> bool:
-    """Whether every value in `data` is zero."""
+    """Whether every number stored in the bytes `data` is zero."""
     return not data.strip(b"\0") or not (data.translate(None, b"\0\x80") or any(values_of(data, dtype)))
 
 
@@ -102,7 +102,7 @@ def all_zero(gradients: list[Any]) -> int:
 
 
 def largest(data: bytes, dtype: str) -> float:
-    """Return the largest absolute value in `data`, or 0 if it is empty. Return NaN if a value is NaN."""
+    """Return the largest absolute value in `data`, 0 if it is empty, or NaN if it contains a NaN."""
     values = values_of(data, dtype)
     if any(map(math.isnan, values)):
         return math.nan
@@ -119,6 +119,6 @@ def size_and_sum(values: Sequence[float]) -> tuple[float, float]:
 
 
 def trained_parameters(optimizer: Any) -> list[Any]:
-    """Return the parameters that an optimizer trains, or a sample if there are too many."""
+    """Return the parameters that an optimizer trains, or a sample of them if there are too many."""
     every = [parameter for group in optimizer.param_groups for parameter in group["params"] if parameter.requires_grad]
     return every[:: -(-len(every) // PARAMETERS_LIMIT) or 1]

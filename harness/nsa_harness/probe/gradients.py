@@ -36,7 +36,7 @@ class _Model:
 
 
 class GradientSamples:
-    """Samples the gradients of this process's models after backward passes."""
+    """Samples of the gradients of this process's models, taken after backward passes."""
 
     def __init__(self, names: ModuleNames) -> None:
         self._names = names
@@ -46,7 +46,7 @@ class GradientSamples:
     def take(
         self, passes: int, called_models: Container[int], owners: Callable[[], dict[int, tuple[str, bool]]]
     ) -> None:
-        """Sample the gradients of the models in `called_models` after the backward pass with number `passes`.
+        """Sample the gradients of the models in `called_models` after backward pass number `passes`.
 
         `called_models` are the ids of these models. Other models are skipped, because the program may have set their
         gradients to zero. `owners` returns, by parameter id, the parameter's name and whether its module was called.
@@ -140,7 +140,7 @@ class GradientSamples:
 
 
 def _values(parameter: Any) -> bytes:
-    """Return the leading bytes of a parameter, or its version counter if it is not in host memory."""
+    """Return the leading bytes of a parameter or, if it is not in host memory, its version counter."""
     try:
         return sample_bytes(getattr(parameter, "_local_tensor", parameter), VALUES_BYTES)
     except Unreadable:

@@ -15,7 +15,7 @@ ATTEMPTS = 3  # attempts to read a table that another thread may be changing
 
 
 class Groups:
-    """Records the ranks of each process group in the status file."""
+    """A recorder that writes the ranks of each process group to the status file."""
 
     def __init__(self, c10d: Any, status_file: StatusFileWriter) -> None:
         self._c10d = c10d
@@ -23,7 +23,7 @@ class Groups:
         self._written_members: dict[str, str] = {}
 
     def write(self) -> None:
-        """Write the ranks of each process group that has not been written yet."""
+        """Write the ranks of each process group that is not in the status file yet."""
         for name, ranks in self._members():
             value = ranges(ranks)
             if self._written_members.get(name) == value:
@@ -47,7 +47,7 @@ class Groups:
 
 
 class MeshCoordinates:
-    """Records this rank's coordinates in the program's largest DeviceMesh.
+    """A recorder of this rank's coordinates in the program's largest DeviceMesh.
 
     Only meshes with named axes count. Slices of a mesh and flattened meshes are ignored.
     """
@@ -112,6 +112,6 @@ def _run(ranks: list[int]) -> int:
 
 
 def _on_axis(name: object, coordinate: object) -> str:
-    """Return the coordinate on one axis of a mesh as a string such as "dp=0"."""
+    """Return the coordinate on the mesh axis `name` as a string such as "dp=0"."""
     axis = str(name).replace(" ", "_").replace("=", "_")[:AXIS_LIMIT] or "_"
     return f"{axis}={coordinate}"

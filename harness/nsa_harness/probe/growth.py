@@ -29,7 +29,7 @@ _Line = tuple[str, int]
 
 
 class Growth:
-    """Finds lines whose allocated memory grows between two optimizer steps."""
+    """A search for lines of the program whose allocated memory grows between two optimizer steps."""
 
     def __init__(self, torch: Any, status_file: StatusFileWriter, trouble: TroubleLog) -> None:
         self._torch, self._status_file, self._trouble = torch, status_file, trouble
@@ -47,7 +47,7 @@ class Growth:
         self._handle = optimizers.register_optimizer_step_post_hook(self._after_step)
 
     def stop(self) -> None:
-        """Stop tracking allocations."""
+        """Stop tracking the program's memory allocations."""
         if self._mode is not None:
             self._mode.__exit__(None, None, None)
             self._mode = None
@@ -112,7 +112,7 @@ class Growth:
 
 
 def _line(traceback: Iterable[Any], foreign: tuple[str, ...]) -> _Line | None:
-    """Return the program's innermost line in a traceback, or None if it has none."""
+    """Return the innermost line of a traceback that belongs to the program, or None if there is none."""
     own: _Line | None = None
     for frame in traceback:
         if frame.filename.startswith(_PROBE):

@@ -45,7 +45,7 @@ def is_sampled(count: int) -> bool:
 
 
 class _Steps:
-    """Findings from the sampled steps of one optimizer."""
+    """What was found in the sampled steps of one optimizer."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -55,7 +55,7 @@ class _Steps:
 
 
 class HealthSampler:
-    """Samples losses, gradients, parameters and memory during training.
+    """A sampler of losses, gradients, parameters and memory during training.
 
     A forked child inherits the hooks, but takes no samples.
     """
@@ -138,7 +138,7 @@ class HealthSampler:
             self._trouble.attempt("replica samples", lambda: self._add_replica(model))
 
     def _at_forward(self) -> None:
-        """Sample the model replicas before the first forward after an optimizer step."""
+        """Sample the model replicas before the first forward pass after an optimizer step."""
         self._names.at_next_forward = None
         self._trouble.attempt("replica samples", self._sample_before_step)
 
@@ -230,7 +230,7 @@ class HealthSampler:
         return [entry[0] for entry in entries if entry is not None and entry[1]]
 
     def _used_at(self, names: tuple[str, ...]) -> str:
-        """Return the line of the program that uses the parameters in `names`, or "" if unknown."""
+        """Return the line of the program that uses the parameters `names`, or "" if unknown."""
         if names and self._cached_use[0] != names:
             from .exception_hints import line_that_uses  # loads dis
 
@@ -271,7 +271,7 @@ class HealthSampler:
         self._names.at_next_forward = self._at_forward
 
     def _find_replicas(self) -> None:
-        """Add models that are not wrapped in DDP to the sampled replicas before the first step."""
+        """Before the first step, add the models that are not wrapped in DDP to the sampled replicas."""
         models = list(replicas.models_without_ddp(self._names.models(), self._replicas))
         for model in models[: replicas.INSTANCES_LIMIT - len(self._replicas)]:
             self._add_replica(model, wrapped=False)
@@ -338,7 +338,7 @@ class HealthSampler:
         return entry[0] if entry else f"a parameter of {tuple(parameter.shape)}"
 
     def _owners(self) -> dict[int, tuple[str, bool]]:
-        """Map each parameter's id to the parameter's name and to whether its module was called."""
+        """Map the id of each parameter to its name and to whether the program called its module."""
         return {
             id(parameter): (f"{name}.{own}" if name else own, was_called)
             for name, module, was_called in self._names.modules()
@@ -347,7 +347,7 @@ class HealthSampler:
         }
 
     def _safely(self, piece: str, do: Callable[..., None]) -> Callable[..., None]:
-        """Wrap `do` so that it never raises.
+        """Return a function that calls `do` but never raises an exception.
 
         The first exception is recorded under the name `piece`. Afterwards the function does nothing.
         """
@@ -396,7 +396,7 @@ SPECIAL_DIRECTORIES = ("/dev/", "/proc/", "/sys/")  # the paths below them are n
 
 
 class WrittenFiles:
-    """Records the files that the program overwrites, and the lines that open them."""
+    """A record of the files that the program overwrites and the lines that open them."""
 
     def __init__(self, status_file: StatusFileWriter, trouble: TroubleLog, foreign: tuple[str, ...]) -> None:
         self._status_file, self._trouble, self._foreign = status_file, trouble, foreign

@@ -108,7 +108,7 @@ ENTRIES_LIMIT = 512  # latest entries that are written, in addition to all colle
 
 
 class FlightRecorder:
-    """Copies torch's flight recorder of this process to a file."""
+    """A writer that dumps this process's flight recorder, which belongs to torch, to a file."""
 
     def __init__(self, directory: str) -> None:
         self._directory = directory
@@ -119,7 +119,7 @@ class FlightRecorder:
         return getattr(c10d, "_dump_fr_trace_json", None) or getattr(c10d, "_dump_nccl_trace_json", None)
 
     def write(self) -> None:
-        """Write the flight recorder to a file, if this torch version has a flight recorder."""
+        """Dump the flight recorder to a file, if this torch version has one."""
         record = self._record()
         if record is None:
             return

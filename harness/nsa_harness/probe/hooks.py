@@ -62,7 +62,7 @@ def _hook_modules(
     caught_exceptions: CaughtExceptions,
     dropped_batches: DroppedBatchCounter,
 ) -> None:
-    """Register global hooks that record the forward and backward of each module.
+    """Register global hooks that record each module's forward and backward passes.
 
     The backward event comes from a pre-hook on the grad_fn of the module's output. torch's own full backward hooks are
     not used, because they break programs that change tensors in place. A backward event costs three times as much as a
@@ -157,7 +157,7 @@ def _hook_modules(
 
 
 class CallingLines:
-    """Finds the lines of the program that call modules."""
+    """A search for the lines of the program that call modules."""
 
     def __init__(self, status_file: StatusFileWriter, foreign: tuple[str, ...], torch_file: str) -> None:
         self._status_file = status_file
@@ -168,7 +168,7 @@ class CallingLines:
         self._lines: dict[tuple[int, int], tuple[Any, int]] = {}
 
     def calling_line(self) -> int:
-        """Return the line that calls the current module. The line is an index in the status file's string table.
+        """Return the line that calls the current module, as an index into the status file's string table.
 
         Return 0 if the line is in a library. Must be called from a forward hook. A line that was seen before costs
         about 0.3 us, because the frames in between are not read.
@@ -269,7 +269,7 @@ def _await_optimizer(status_file: StatusFileWriter, trouble: TroubleLog) -> None
 
 
 def _gradients(optimizer: Any) -> int:
-    """Return the number of an optimizer's parameters that have a gradient."""
+    """Return how many of an optimizer's parameters have a gradient."""
     return sum(parameter.grad is not None for group in optimizer.param_groups for parameter in group["params"])
 
 
@@ -277,7 +277,7 @@ CALLERS_LIMIT = 4  # lines that call the optimizer; further lines are not record
 
 
 class StepCallers:
-    """Records the call stack of each line that calls an optimizer's step method."""
+    """A record of the call stack for each line that calls an optimizer's step method."""
 
     def __init__(self, status_file: StatusFileWriter, foreign: tuple[str, ...]) -> None:
         self._status_file = status_file
@@ -340,7 +340,7 @@ def _hook_data(
 
 
 class FetchTimes:
-    """Measures the time that the main thread spends waiting for batches."""
+    """A measurement of the time that the main thread spends waiting for batches."""
 
     def __init__(self, foreign: tuple[str, ...]) -> None:
         self._foreign = foreign
@@ -365,7 +365,7 @@ class FetchTimes:
 
 
 class _Loader:
-    """The progress of one DataLoader."""
+    """The progress of one DataLoader of the program."""
 
     __slots__ = ("batches", "chain", "ended", "iterators", "number")
 
@@ -376,7 +376,7 @@ class _Loader:
 
 
 class LoaderProgress:
-    """Records the progress of each DataLoader in the status file."""
+    """A recorder of each DataLoader's progress in the status file."""
 
     def __init__(self, status_file: StatusFileWriter, chains: Chains) -> None:
         self._status_file = status_file
@@ -402,7 +402,7 @@ class LoaderProgress:
             self._begin_iteration(iterator, entry)
 
     def note_batches(self, iterator: Any, batches: int) -> None:
-        """Add `batches` to an iterator's batch count, or record that the iterator has ended if `batches` is 0."""
+        """Add `batches` to the number of batches from an iterator, or record that it has ended if `batches` is 0."""
         entry, number = self._iterators.get(iterator, (None, 0))
         if entry is not None and number == entry.iterators:
             entry.batches += batches

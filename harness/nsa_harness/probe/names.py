@@ -43,7 +43,7 @@ class NamedModule:
         self.without_gradients = False  # its output had no grad_fn inside a forward that trains
 
     def prepare(self) -> None:
-        """Prepare the progress events to record whenever the module is called."""
+        """Prepare the progress events that will be recorded whenever the module is called."""
         module = self.module()
         self.first_step = self._status_file.step
         self.skips_events = _is_small(module) and (_is_pointwise(module) or is_detail(self.name))
@@ -70,7 +70,7 @@ class ModuleNames:
         self.at_next_forward: Callable[[], None] | None = None  # called when the next forward begins
 
     def find(self, module: Any) -> NamedModule:
-        """Return the record of a called module, adding its model if it is new."""
+        """Return the record of a module that was called. Register the model that contains the module if necessary."""
         entry = self._modules.get(id(module))
         if entry is None or entry.module() is not module:
             self._add_model(module)
@@ -139,7 +139,7 @@ def is_detail(name: str) -> bool:
 
 
 def is_deep(name: str) -> bool:
-    """Whether `name` is that of a module deep inside a block, such as "blocks.3.attn.cmp.inner"."""
+    """Whether `name` is that of a module more than two levels below a block, such as "blocks.3.attn.cmp.inner"."""
     parts = name.split(".")
     below = next((count for count, part in enumerate(reversed(parts)) if part.isdigit()), 0)
     return below > DEPTH
@@ -150,7 +150,7 @@ def _is_pointwise(module: Any) -> bool:
 
 
 def _is_small(module: Any) -> bool:
-    """Whether the module is one of torch's own modules without children, such as Linear."""
+    """Whether the module is one of torch's own, such as Linear, and has no children."""
     return type(module).__module__.startswith("torch.nn.") and not any(module.children())
 
 

@@ -1,4 +1,4 @@
-"""Patches functions of Python and torch so that the probe can observe their calls.
+"""Patches functions of Python and torch to observe calls to them.
 
 `patch` is the only code of the probe that comes between a caller and a function of Python or torch. This module imports
 only `os`, `sys` and `time`, because it is loaded in every Python process of a run.
@@ -26,14 +26,14 @@ REASON_LIMIT = 500  # characters of an error message in the trouble file
 
 
 class TroubleLog:
-    """The log of the probe parts that have failed in this process."""
+    """A log of the instrumentation's parts that have failed in this process."""
 
     def __init__(self, directory: str) -> None:
         self._directory = directory
         self._failed_pieces: set[str] = set()
 
     def note(self, piece: str, error: BaseException) -> None:
-        """Record that the part of the probe named `piece` failed with `error`.
+        """Record that the part of the instrumentation named `piece` failed with `error`.
 
         Only the first error of each part is recorded. If the file cannot be written, the record is lost.
         """
@@ -55,7 +55,7 @@ class TroubleLog:
             return
 
     def attempt(self, piece: str, do: Callable[[], object]) -> bool:
-        """Call `do` and return whether it succeeded. If it raises an exception, record it under the name `piece`."""
+        """Call `do` and return whether it succeeded. An exception is recorded under the name `piece`."""
         try:
             do()
         except Exception as error:
@@ -288,7 +288,9 @@ _CAUSES_LIMIT = 32  # exceptions in a chain of causes from which frames are remo
 
 
 def hide_probe(trouble: TroubleLog) -> None:
-    """Hide the probe's frames in printed tracebacks. Call it after torch has imported traceback and threading."""
+    """Hide the instrumentation's frames in printed tracebacks. Call it after torch has imported traceback and
+    threading.
+    """
     rendering: Any = sys.modules["traceback"]
     for name in _WALKS:
         if hasattr(rendering, name):
@@ -304,7 +306,7 @@ def hide_probe(trouble: TroubleLog) -> None:
 
 
 def _walk_without_probe(walk: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]:
-    """Wrap a generator of the traceback module so that it skips frames in the probe.
+    """Wrap `walk`, a generator of the traceback module, so that it skips the instrumentation's frames.
 
     `patch` is not used because it cannot change results.
     """
@@ -317,7 +319,7 @@ def _walk_without_probe(walk: Callable[..., Iterator[Any]]) -> Callable[..., Ite
 
 
 def remove_probe_frames(error: BaseException | None) -> None:
-    """Remove the probe's frames from the tracebacks of an exception and its causes."""
+    """Remove the instrumentation's frames from the tracebacks of an exception and its causes."""
     for _ in range(_CAUSES_LIMIT):
         if error is None:
             return
@@ -326,7 +328,9 @@ def remove_probe_frames(error: BaseException | None) -> None:
 
 
 def without_probe(traceback: TracebackType | None) -> TracebackType | None:
-    """Remove the probe's frames from a traceback in place. Return its new first entry, or None if none is left."""
+    """Remove the instrumentation's frames from a traceback in place. Return its new first entry, or None if none is
+    left.
+    """
     while traceback is not None and _is_probe(traceback.tb_frame):
         traceback = traceback.tb_next
     entry = traceback

@@ -24,7 +24,7 @@ def place_text(file: str, line: int, function: str) -> str:
 
 
 def frame_place(frame: Any) -> str:
-    """Return "file:line:function" for a frame, or "" for None."""
+    """Return the position of a frame as "file:line:function", or "" if `frame` is None."""
     return "" if frame is None else place_text(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
 
 
@@ -63,7 +63,7 @@ def innermost(frame: Any, foreign: tuple[str, ...]) -> Any:
 
 
 def chain(frame: Any, foreign: tuple[str, ...]) -> str:
-    """Return a string of the program's own lines in a call stack, innermost first."""
+    """Return the lines of a call stack that are in the program's own code as a string, innermost first."""
     lines: list[str] = []
     length = 0
     while frame is not None:

@@ -39,7 +39,7 @@ class LiveReplica:
         self.needs_sample = wrapped  # sample the parameters before the next forward
 
     def header(self) -> dict[str, Any]:
-        """Return the record that describes this replica, including a first sample.
+        """Return a record that describes this replica, including its first checksums.
 
         The record lists the ranks that have this replica, whether the parameters were broadcast, and the parts of the
         model. Each part is given by the names of its first and last parameter.
@@ -84,13 +84,13 @@ _reduced_sizes: dict[
 
 
 def note_broadcast(tensor: Any) -> None:
-    """Record that a rank has broadcast this tensor, so it should be equal on all ranks."""
+    """Record that a rank has broadcast `tensor`, which means that it should be equal on all ranks."""
     if len(_broadcast_addresses) < BROADCAST_LIMIT and hasattr(tensor, "data_ptr"):
         _broadcast_addresses.add(tensor.data_ptr())
 
 
 def note_reduced(tensor: Any) -> None:
-    """Record that this tensor was summed over all ranks."""
+    """Record that the gradient `tensor` was summed over all ranks."""
     if len(_reduced_sizes) < BROADCAST_LIMIT and hasattr(tensor, "data_ptr"):
         _reduced_sizes[tensor.data_ptr()] = tensor.numel()
 

@@ -1,4 +1,4 @@
-"""Starts the probe in each Python process, and installs the complete probe in ranks.
+"""Starts the instrumentation in each Python process, and installs all of it in ranks.
 
 The bootstrap calls `start_probe` in every Python process of a run. In a process that is not a rank and never imports
 torch, the probe only reads the environment.
@@ -31,7 +31,7 @@ AGENT_COMMANDS = ("torchrun",)
 
 
 def start_probe() -> None:
-    """Start the probe in this process, unless the environment switches it off."""
+    """Start the instrumentation in this process, unless an environment variable switches it off."""
     directory = os.environ.get(protocol.ENV_PROBE_DIRECTORY)
     mode = os.environ.get(protocol.ENV_PROBE, protocol.PROBE_FULL)
     if not directory or (mode == protocol.PROBE_OFF and protocol.ENV_FAULT not in os.environ):
@@ -67,7 +67,7 @@ def _is_agent(command: list[str]) -> bool:
 
 
 class ProcessProbe:
-    """The probe of one process. Until the process is known to be a rank, the probe only waits for imports."""
+    """The instrumentation of one process. Until the process is known to be a rank, it only waits for imports."""
 
     def __init__(self, directory: str, mode: str) -> None:
         self.trouble = TroubleLog(directory)
@@ -81,7 +81,7 @@ class ProcessProbe:
         self._pieces: dict[str, Callable[[], object]] = {}  # functions that each heartbeat calls, by name
 
     def set_up_rank(self) -> None:
-        """Open the status file and install the exit hooks after this process was found to be a rank."""
+        """Open the status file and install the exit hooks in this process, which has turned out to be a rank."""
         self._is_rank = True
         # Data loader workers and tools inherit RANK from a program that srun started; only this process is the rank.
         os.environ.setdefault(protocol.ENV_OWNER, str(os.getpid()))
@@ -93,7 +93,7 @@ class ProcessProbe:
             self.trouble.attempt("exit hooks", lambda: self._watch_exit(status_file))
 
     def on_torch_import(self) -> None:
-        """Install the probe if this process is a rank, or wait until it becomes one."""
+        """Install the instrumentation if this process is a rank, or wait until it becomes one."""
         if self._is_rank:
             self._set_up()
         else:
@@ -250,7 +250,7 @@ def _plant_fault() -> None:
 
 
 def _number(name: str) -> int:
-    """Return the integer in the environment variable `name`, or -1 if it holds none."""
+    """Return the value of the environment variable `name` as an integer, or -1 if it is not an integer."""
     try:
         return int(os.environ[name])
     except (KeyError, ValueError):

@@ -62,7 +62,7 @@ class CurrentCall(_thread._local):
 
 
 class StatusFileWriter:
-    """Writes the status file of this process.
+    """A writer of this process's status file.
 
     A progress event costs about a microsecond and never blocks. In a forked child, the same hooks run, but their events
     go to private memory and never to the parent's file.
@@ -71,7 +71,7 @@ class StatusFileWriter:
     def __init__(
         self, path: str, *, rank: int, world_size: int, on_failure: Callable[[Exception], object] | None = None
     ) -> None:
-        """Create the file with mode 0600. Raise OSError if that fails.
+        """Create the status file with mode 0600. Raise OSError if that fails.
 
         The first time that a progress event cannot be written, `on_failure` is called with the exception. The caller of
         the progress event sees no exception, and nothing more is written to the file.
@@ -120,7 +120,9 @@ class StatusFileWriter:
         )
 
     def string_number(self, text: str) -> int:
-        """Return the index of `text` in the file's string table, adding it if it is new, or 0 if the table is full."""
+        """Return the index of `text` in the file's string table, after adding it if necessary, or 0 if the table is
+        full.
+        """
         number = self._strings.get(text)
         if number is not None:
             return number
@@ -132,7 +134,7 @@ class StatusFileWriter:
         return protocol.KIND[kind] << _KIND_SHIFT | self.string_number(text) << protocol.EVENT_STRING_SHIFT
 
     def write_training_event(self, event: int, _gradients: object = None) -> None:
-        """Write a training event of the calling thread, such as the backward of a module.
+        """Write a training event of the calling thread, such as a module's backward pass.
 
         `event` comes from `event_code`. The second parameter is ignored; it allows this method to be used as an
         autograd pre-hook.
@@ -154,7 +156,7 @@ class StatusFileWriter:
             self._give_up(error)
 
     def write_forward(self, event: int, place: int) -> None:
-        """Record that a module's forward begins.
+        """Record that a module's forward pass begins.
 
         `place` is the string-table index of the line that called the module. The training event is overwritten by the
         next event, so the forward is also added to a ring of recent forwards.
@@ -174,11 +176,11 @@ class StatusFileWriter:
             self._give_up(error)
 
     def write_event(self, event: int) -> None:
-        """Write an event that is not a training event, such as a call or an exit."""
+        """Write an event of the calling thread that is not a training event, such as a call or an exit."""
         self._write(self.event_slot(), _monotonic_ns(), event)
 
     def finish_step(self, gradients: int = 0) -> None:
-        """Record that an optimizer step is finished.
+        """Record that the current optimizer step is finished.
 
         Events before the next batch or forward still belong to this step. `gradients` is the number of parameters that
         had a gradient when the optimizer began.
@@ -242,7 +244,7 @@ class StatusFileWriter:
         return number
 
     def leave_call(self, number: int, slot: list[int] | None = None, event: int = 0) -> None:
-        """Record that the call with this number has returned.
+        """Record that the collective call or wait with this number has returned.
 
         Nothing is recorded if a later call has taken its entry in the ring of 1024 calls. If `slot` is given, write
         `event` to it as well.
@@ -267,11 +269,12 @@ class StatusFileWriter:
             _pack_total(self._memory, total[0], group, calls, rolling_hash, group ^ calls ^ rolling_hash)
 
     def event_slot(self) -> list[int]:
-        """Return the location in the status file where this thread writes events other than training events."""
+        """Return the slot of the status file in which this thread writes events other than training events."""
         return self._threads.events or self._claim_event_slot()
 
     def node_number(self, place: int, caller: int) -> int:
-        """Return the number of the line `place` in the tree of recorded call stacks, below the node `caller`.
+        """Return the number of the node for the line `place`, called from the node `caller`, in the tree of call
+        stacks.
 
         `place` is an index in the string table, and `caller` is 0 for the outermost line. Return 0 if the table is
         full.
@@ -307,7 +310,7 @@ class StatusFileWriter:
         protocol.KEY.pack_into(self._memory, at, count, _monotonic_ns(), chain, len(stored_key), stored_key)
 
     def write_mode(self, flags: int) -> None:
-        """Record whether the latest forward runs in training mode and with gradients enabled."""
+        """Record whether the model's latest forward pass runs in training mode and with gradients enabled."""
         if flags != self._mode_flags:
             self._mode_flags = flags
             protocol.MODE.pack_into(self._memory, protocol.MODE_AT, flags)
@@ -341,7 +344,7 @@ class StatusFileWriter:
         protocol.LAST_LINE.pack_into(self._memory, protocol.LAST_LINE_AT, self.string_number(place))
 
     def last_request(self) -> int:
-        """Return the id of the latest request to write the flight recorder, or 0 if there was none."""
+        """Return the id of the latest request to dump the flight recorder, or 0 if there was none."""
         return int(protocol.REQUEST.unpack_from(self._memory, protocol.REQUEST_AT)[0])
 
     def write_collective_counts(self, enqueued_count: int, completed_count: int) -> None:
@@ -367,7 +370,7 @@ class StatusFileWriter:
             return at
 
     def overwrite_fact(self, at: int, value: str) -> None:
-        """Overwrite the string at offset `at` with a string of the same length."""
+        """Overwrite the string at offset `at` in the status file with `value`, a string of the same length."""
         self._memory[at : at + len(value)] = value.encode("ascii")
 
     def write_device_counts(self, recorded_events: int, completed_events: int, *, changed: bool) -> None:
@@ -447,7 +450,7 @@ class StatusFileWriter:
         return [protocol.SLOTS_AT + index * protocol.SLOT_SIZE, _thread.get_native_id(), 0]
 
     def _slot_of_a_dead_thread(self) -> int:
-        """Return the index of a thread area whose thread has ended.
+        """Return the index of a slot whose thread has ended, so that another thread can reuse it.
 
         If all threads are alive, return the last one. Threads that share it overwrite each other's events.
         """

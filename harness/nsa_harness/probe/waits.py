@@ -54,7 +54,7 @@ class Handle:
 
 
 class OngoingWait:
-    """A call in progress that can block.
+    """A call in progress that could block its thread.
 
     `outer` is the number of the collective call around it, or 0 if there is none. `keys` are the store keys that it
     waits for, or None.
@@ -72,7 +72,7 @@ class OngoingWait:
 
 
 class Waits:
-    """Tracks calls in progress that can block, and the handles of asynchronous collectives."""
+    """A record of the calls in progress that could block, and of asynchronous collectives' handles."""
 
     def __init__(self, status_file: StatusFileWriter, foreign: tuple[str, ...], trouble: TroubleLog) -> None:
         self._status_file = status_file
@@ -109,7 +109,7 @@ class Waits:
         return handle
 
     def _forget_oldest(self) -> None:
-        """Forget the oldest handle. Its line then counts as queried, because a later query could not be detected."""
+        """Forget the oldest handle, and treat it as queried, because a later query could not be detected."""
         _, oldest = self._handles.pop(next(iter(self._handles)))
         if oldest.line is not None:
             oldest.line.was_queried = True
@@ -134,7 +134,7 @@ class Waits:
                 self.trouble.attempt("waits", lambda: self._write_end(wait))
 
     def write_lasting(self) -> None:
-        """Write the waits that have lasted long enough to the status file.
+        """Write the waits that have already lasted long to the status file.
 
         A wait inside a collective is written as the awaited key of this collective's call. Any other wait is written as
         a separate call.
@@ -177,7 +177,7 @@ class Waits:
 
 
 def watch_stores(c10d: Any, waits: Waits) -> None:
-    """Patch torch.distributed stores to record waits for keys."""
+    """Patch the stores of torch.distributed to record when a thread waits for a key."""
     for name in STORE_METHODS:
         if hasattr(c10d.Store, name):
             patch(c10d.Store, name, "store waits", waits.trouble, before=_store_wait(waits, name), after=waits.end)
@@ -206,7 +206,7 @@ def watch_keys(c10d: Any, status_file: StatusFileWriter, foreign: tuple[str, ...
 
 
 class _Keys:
-    """Records which lines of the program set store keys."""
+    """A record of which lines of the program set which store keys."""
 
     def __init__(self, status_file: StatusFileWriter, foreign: tuple[str, ...]) -> None:
         self._status_file = status_file
@@ -225,7 +225,7 @@ class _Keys:
 
 
 def watch_handles(c10d: Any, waits: Waits, is_compiling: Callable[[], bool]) -> None:
-    """Patch `work.wait()` and similar methods to record which handles are used.
+    """Patch `work.wait()` and similar methods to record which asynchronous handles the program uses.
 
     When torch itself calls `work.wait()` inside a collective, the wait is part of this collective and is not recorded.
     """
@@ -243,7 +243,7 @@ def watch_handles(c10d: Any, waits: Waits, is_compiling: Callable[[], bool]) -> 
 
 
 def key_text(keys: Any) -> str:
-    """Return the keys as one string that fits into the status file.
+    """Return one or more store keys as one string that fits into the status file.
 
     If the first key alone is too long, its start is cut off, because the end of a key often names the rank.
     """
@@ -298,7 +298,7 @@ class CallingLine:
 
 
 class UnwaitedHandles:
-    """Finds lines that call asynchronous collectives for which the program never waits.
+    """A search for lines that call asynchronous collectives for which the program never waits.
 
     No handle is referenced, so none is kept alive.
     """
@@ -309,7 +309,7 @@ class UnwaitedHandles:
         self._lines: dict[tuple[Any, int, str], CallingLine] = {}
 
     def count_handle(self, op: str, peer: int, frame: Any, tensors: Any) -> CallingLine | None:
-        """Count a handle that a collective returned to the line in `frame`, and return this calling line.
+        """Count an asynchronous handle that the line in `frame` received from a collective, and return this line.
 
         Return None if this rank gets no result from the operation, or if too many lines are counted already.
         """

@@ -139,7 +139,7 @@ def space_facts(path: Path) -> SpaceFacts:
 
 
 def name_facts(name: Callable[[], str] = socket.getfqdn, resolve: Resolver | None = None) -> NameFacts:
-    """Return the host name that torchrun uses, its addresses, and the addresses that work on this machine.
+    """Return the host name that torchrun uses, its addresses, and those of its addresses that work on this machine.
 
     `name` returns the host name. `resolve` returns its addresses; the default is the resolver of the system.
     """
@@ -165,7 +165,7 @@ def port_facts(address: str = _LOOPBACK, ranges: Path = _PORT_RANGE) -> PortFact
 
 
 class ClockComparison:
-    """Compares the wall clock with the monotonic clock, starting when it is created."""
+    """A comparison of the wall clock with the monotonic clock, which starts when it is created."""
 
     def __init__(
         self, wall_s: Callable[[], float] = time.time, monotonic_ns: Callable[[], int] = time.monotonic_ns
@@ -272,7 +272,7 @@ def _interfaces() -> tuple[str, ...]:
 
 
 def _backward_steps(monotonic_ns: Callable[[], int]) -> int:
-    """Return the number of times that the clock goes back while this thread moves from core to core."""
+    """Return how many times `monotonic_ns` goes backward while this thread moves from core to core."""
     cores = os.sched_getaffinity(0)
     back, last = 0, monotonic_ns()
     try:
@@ -327,13 +327,13 @@ def core_facts(proc: Path = _PROC, groups: Path = ROOT) -> CoreFacts:
 
 
 def tightest(limits: list[tuple[int | None, int]]) -> tuple[int | None, int]:
-    """Return the pair (limit, amount in use) with the least headroom. Pairs without a limit are ignored."""
+    """Return the pair (limit, amount in use) with the least headroom, ignoring pairs whose limit is None."""
     pairs = [(limit, used) for limit, used in limits if limit is not None]
     return min(pairs, key=lambda pair: pair[0] - pair[1], default=(None, 0))
 
 
 def _own_processes(proc: Path) -> tuple[int | None, int]:
-    """Return the limit on the number of this user's threads, or None if there is none, and their current number."""
+    """Return the limit on this user's processes and threads (None if unlimited), and their current number."""
     limit = None if os.geteuid() == 0 else _soft_limit(resource.RLIMIT_NPROC)
     return limit, 0 if limit is None else sum(_threads(proc))
 
@@ -430,7 +430,7 @@ def module_facts(module: str, package: str, environ: Mapping[str, str] | None = 
 
 
 def python_facts(environ: Mapping[str, str] | None = None) -> PythonFacts:
-    """Check whether a child process with the environment of a rank writes a status file."""
+    """Check whether a Python child process with a rank's environment writes a status file."""
     environ = os.environ if environ is None else environ
     with tempfile.TemporaryDirectory(prefix="nsa-harness-doctor-") as status_dir:
         path = [str(BOOTSTRAP), *filter(None, [environ.get("PYTHONPATH", "")])]

@@ -1,4 +1,4 @@
-"""Align the collective calls of ranks, to find the first diverging call and the ranks at fault."""
+"""Align the ranks' collective calls to find the first call at which they diverge, and the ranks at fault."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _KIND_OF_FIELD = {Field.SHAPE: DifferenceKind.SHAPE, Field.DTYPE: DifferenceKind
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """The first point in the calls of a process group at which the ranks diverge."""
+    """The first point at which the ranks' calls in a process group diverge."""
 
     kind: DifferenceKind
     group: str
@@ -64,7 +64,7 @@ class Difference:
     ranks_with_gaps: Members = ()  # ranks whose flight recorder lacks numbers of the group
 
     def event(self, rank: int) -> Event | None:
-        """Return the call that `rank` made at this point, or None if it made none."""
+        """Return the call that `rank` made at this difference, or None if it made none there."""
         return dict(self.entered_events).get(rank)
 
     @property
@@ -193,7 +193,7 @@ _DEFAULT = ("", "0")
 
 
 def minority(keys: Mapping[int, object]) -> Members:
-    """Return the ranks that do not have the most frequent key, or all ranks if there is a tie."""
+    """Return the ranks whose key is not the most frequent one, or all ranks if there is a tie."""
     top_two = Counter(keys.values()).most_common(2)
     if len(top_two) > 1 and top_two[0][1] == top_two[1][1]:
         return tuple(sorted(keys))
@@ -252,7 +252,7 @@ def _group_difference(
 
 
 def _shift(group: str, tracks: Sequence[_Track]) -> tuple[int, Difference] | None:
-    """Return the first call at which some ranks are an optimizer step ahead of the others, or None if there is none.
+    """Return the first call at which some ranks are one optimizer step ahead, or None if there is none.
 
     The result is the index of the first such call and the difference. The calls themselves may be equal. Steps of ranks
     with and without an optimizer are not compared.
@@ -289,7 +289,7 @@ def _shift(group: str, tracks: Sequence[_Track]) -> tuple[int, Difference] | Non
 
 
 def _tracks(group: str, lines: Sequence[Timeline], status_files: Mapping[int, StatusFile]) -> list[_Track]:
-    """Return each rank's calls in the group, beginning at a common starting point.
+    """Return each rank's calls in a process group, all beginning at a common starting point.
 
     The common start is the start of the run if nothing is missing. Otherwise it is the first number that every flight
     recorder has, or, without numbers, the first step that every rank recorded completely.
@@ -387,7 +387,7 @@ _MAX_PREDICTED = 8  # predicted events that are appended to the recorded ones
 
 
 def _with_expected_events(track: _Track) -> tuple[Token, ...]:
-    """Return the recorded calls as tokens, followed by the calls that the rank's own pattern predicts."""
+    """Return the calls of a rank as tokens: the recorded ones, then those predicted by the rank's own pattern."""
     prediction = expected_next(tuple(_key(event) for event in track.events), len(track.events))
     predicted_events = track.events[prediction.at : prediction.at + _MAX_PREDICTED] if prediction else ()
     return tuple(event.token for event in (*track.events, *predicted_events))
@@ -441,7 +441,7 @@ def _call_difference(
 
 
 def _field_difference(difference: Difference, field: Field, tracks: Mapping[int, _Track]) -> Difference:
-    """Return the difference, but blame the ranks that passed an unusual value of `field`.
+    """Return the difference with the blame on the ranks that passed an unusual value of the argument `field`.
 
     A value is unusual if it differs from all earlier values from this line. If this holds for no rank or for all, the
     ranks at fault are those whose value differs from the most frequent one.
@@ -467,7 +467,7 @@ def _usual_value(track: _Track, event: Event, field: Field) -> tuple[int, object
 
 @dataclass(frozen=True, kw_only=True)
 class _PatternStep:
-    """The result of comparing one call of a rank with the rank's own earlier iterations."""
+    """The result of comparing a rank's call with the earlier iterations of the same rank."""
 
     has_expectation: bool  # the pattern predicts a call at this point
     keeps_pattern: bool  # the call is the predicted one
@@ -560,7 +560,7 @@ def _with_ranks_at_fault(
 
 
 def _additional_call(difference: Difference, extra: Event | None) -> Difference | None:
-    """Return the difference as an additional call by the ranks that called `extra`, or None if `extra` is None."""
+    """Return the difference as an extra call by the ranks that made the call `extra`, or None if `extra` is None."""
     callers = tuple(rank for rank, event in difference.entered_events if extra and event.site == extra.site)
     expected = next((event for rank, event in difference.entered_events if rank not in callers), None)
     if not callers or expected is None:
@@ -596,7 +596,7 @@ def _later_in_training(difference: Difference) -> Difference | None:
 
 
 def _late_difference(group: str, tracks: Sequence[_Track]) -> Difference | None:
-    """Return the difference if some ranks have not yet made a call that others have made, or None if there is none.
+    """Return the difference at a call that only some ranks have made so far, or None if there is none.
 
     It is LATE, unless the progress of a rank shows that it has passed the point of training where the call is made.
     """
@@ -671,7 +671,7 @@ def _between_steps(track: _Track) -> bool:
 
 
 def _has_passed(track: _Track, event: Event, waiting: Sequence[StatusFile]) -> bool:
-    """Return whether the rank is past the point in training at which the other ranks made a call.
+    """Return whether the rank is past the point in training at which the waiting ranks made a call.
 
     `waiting` are the status files of these ranks.
     """
@@ -714,7 +714,7 @@ def cycle(timelines: Mapping[int, Timeline], groups: Mapping[str, Sequence[Membe
 
 
 def broke_pattern(line: Timeline, event: Event) -> bool:
-    """Return whether the rank made this call earlier than in previous iterations."""
+    """Return whether the rank made the call `event` earlier than in its previous iterations."""
     step = _compare_with_pattern(line.events, event)
     return not step.keeps_pattern and (step.skips_event or step.leaves_loop)
 
@@ -742,7 +742,7 @@ def pattern_break(line: Timeline) -> PatternBreak | None:
 
 
 def last_transfer_of_loop(line: Timeline) -> Event | None:
-    """Return the last transfer of a rank that has left its loop of calls, or None if it has not left one.
+    """Return the last transfer of a rank that has left a loop of transfers, or None if it has not left one.
 
     The rank has left its loop if its latest event is a call that it never made before.
     """
@@ -758,7 +758,7 @@ def last_transfer_of_loop(line: Timeline) -> Event | None:
 def _links(
     line: Timeline, groups: Mapping[str, Sequence[Members]], timelines: Mapping[int, Timeline]
 ) -> tuple[Link, ...]:
-    """Return a link from the rank to each rank that has not entered the rank's oldest unfinished collective."""
+    """Return a link to each rank that has not yet entered this rank's oldest unfinished collective."""
     for event in line.events:
         members = next((parties for parties in groups.get(event.group, ()) if line.rank in parties), ())
         absent = [] if event.is_done or event.seq is None else list(_missing_members(event, members, timelines))
@@ -770,7 +770,9 @@ def _links(
 
 
 def _missing_members(event: Event, members: Members, timelines: Mapping[int, Timeline]) -> Iterator[tuple[int, int]]:
-    """Yield each rank that has not entered the collective, and the number of its latest collective in the group."""
+    """Yield each group member that has not entered the collective, and the number of its latest collective in the
+    group.
+    """
     for rank in members:
         if rank in timelines and timelines[rank].events:
             latest = max((other.seq or 0 for other in timelines[rank].of_group(event.group)), default=0)

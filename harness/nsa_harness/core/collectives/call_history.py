@@ -1,4 +1,4 @@
-"""Predict a rank's next call from its earlier calls, and compare calls that are no longer stored."""
+"""Predict a rank's next call from its earlier calls, and compare ranks by calls that are no longer stored."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ class ExpectedCall:
 
     @property
     def is_trusted(self) -> bool:
-        """Whether the pattern has been repeated often enough to be trusted."""
+        """Whether the rank's pattern of calls has been repeated often enough to trust the prediction."""
         return self.times >= MIN_REPEATS
 
 
 @lru_cache(maxsize=4096)  # most ranks of a large job have equal histories
 def expected_next(sites: tuple[Hashable, ...], at: int) -> ExpectedCall | None:
-    """Predict the call at index `at` from the calls before it. Return None if there is no clear prediction.
+    """Predict the call at index `at` from the calls before it, or return None if they allow no clear prediction.
 
     `sites` identifies the rank's calls in order. The prediction is the call that followed the longest earlier sequence
     equal to the latest calls. There is none if the call before `at` is new, or if the longest equal sequences were
@@ -53,7 +53,7 @@ def comes_later(sites: Sequence[Hashable], expected: ExpectedCall, at: int, site
 
 
 def leaves_a_loop(sites: Sequence[Hashable], at: int) -> bool:
-    """Return whether the rank left a loop at index `at` in the same way as before."""
+    """Return whether the rank, with its call at index `at`, left a loop in the same way as before."""
     return any(sites[index - 1] == sites[at - 1] and sites[index] == sites[at] for index in range(1, at))
 
 
@@ -83,7 +83,7 @@ _INVERSE_FACTOR = pow(protocol.HASH_FACTOR, -1, 1 << 64)  # undoes the multiplic
 
 
 def diverged_before_history(group: str, status_files: Mapping[int, StatusFile]) -> bool:
-    """Return whether ranks already made different calls in the group before their oldest stored calls.
+    """Return whether the ranks' calls in a group had already diverged before the oldest calls still stored.
 
     Each rank stores a hash over all its calls. The stored calls are removed from this hash, the latest first, down to a
     number of calls that all ranks have in common. Ranks that made fewer calls, or whose calls cannot be removed from
@@ -95,7 +95,7 @@ def diverged_before_history(group: str, status_files: Mapping[int, StatusFile]) 
 
 
 def _hashes(group: str, status_file: StatusFile) -> dict[int, int]:
-    """Map each number N to the hash over the first N calls in the group, as far as it can be computed."""
+    """Map each number N to the hash of the rank's first N calls in the group, where it can be computed."""
     total = status_file.counts.get(group)
     calls = [call for call in _latest_calls(status_file) if call.group == group and _is_counted(call)]
     # If two threads made the calls, the order in which they were added to the hash is unknown.
@@ -121,12 +121,12 @@ def _latest_calls(status_file: StatusFile) -> Iterator[Call]:
 
 
 def _is_counted(call: Call) -> bool:
-    """Return whether the call is part of the hash over a group's calls."""
+    """Return whether a call is included in the hash of its group's calls."""
     return not call.op.startswith(protocol.WAIT) and call.op not in TRANSFERS
 
 
 def _call_hash(call: Call) -> int | None:
-    """Return the same hash of a call as the probe computes, or None if the call path is unknown."""
+    """Return the hash of a call that the instrumentation also computes, or None if the call path is unknown."""
     if not call.chain and (call.place is None or call.place.file is None or not is_library(call.place.file)):
         return None
     lines = "\n".join(f"{frame.file}:{frame.line}:{frame.function}" for frame in call.chain)

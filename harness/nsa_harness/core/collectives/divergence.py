@@ -1,4 +1,4 @@
-"""Table of the collective calls around the point at which ranks diverge, for the report."""
+"""Build the report's table of the collective calls around the point at which the ranks diverge."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ class StepDifference:
 
 @dataclass(frozen=True, kw_only=True)
 class OutOfBatches:
-    """The ranks that ran out of batches while other ranks still had some."""
+    """The ranks that ran out of batches while other ranks still had batches left."""
 
     ranks: tuple[int, ...]  # the ranks without another batch
     others: tuple[int, ...]  # the ranks that got another batch
@@ -60,7 +60,7 @@ def first_step_of_difference(ledgers: Mapping[int, Sequence[StepRow]]) -> StepDi
 
 
 def ranks_out_of_batches(status_files: Mapping[int, StatusFile]) -> OutOfBatches | None:
-    """Return the ranks that ran out of batches while other ranks still had some, or None if there are none."""
+    """Return the ranks that ran out of batches while others still had batches left, or None if there are none."""
     last_step = {rank: status_file.steps_s[-1][0] for rank, status_file in status_files.items() if status_file.steps_s}
     step = min(last_step.values(), default=0)
     ranks = tuple(
@@ -145,7 +145,7 @@ def _difference(rows_of: Mapping[int, dict[int, StepRow]], steps: Sequence[int],
 
 
 def _difference_in(rows: Mapping[int, StepRow], group: str) -> StepDifference:
-    """Return how the ranks differ in one step, for the collective whose counts differ most."""
+    """Return how the ranks differ in one step, considering only the collective whose counts differ most."""
     kinds = sorted(
         {(tally.op, tally.from_python) for row in rows.values() for tally in row.tallies if tally.group == group}
     )
@@ -177,7 +177,7 @@ def _count(row: StepRow, group: str, op: str, from_python: bool) -> int:
 
 
 def _is_out_of_batches(status_file: StatusFile) -> bool:
-    """Return whether the rank requested another batch but received none."""
+    """Return whether the rank requested another batch but received none from its DataLoader."""
     event = status_file.latest_training_event
     if event is None or event.kind != "data" or event.name != _FETCH:
         return False
@@ -220,7 +220,7 @@ _MODEL_EVENTS = ("forward", "backward", "optimizer")
 
 @dataclass(frozen=True, kw_only=True)
 class AbandonedBatch:
-    """A batch that a rank dropped and because of which it ran out of batches before the others."""
+    """A batch that a rank dropped, which made the rank run out of batches before the others."""
 
     rank: int
     step: int
@@ -263,7 +263,7 @@ def pace_difference(status_files: Mapping[int, StatusFile]) -> PaceDifference | 
 
 
 def _usual_events(status_files: Mapping[int, StatusFile]) -> dict[int, int]:
-    """Map each rank to its usual number of training events per step. The result is empty if any rank's is unknown."""
+    """Map each rank to its usual number of training events per step, or return {} if any rank's number is unknown."""
     if len(status_files) < 2 or any(
         len(status_file.events_per_step) < _MIN_STEPS for status_file in status_files.values()
     ):
@@ -308,7 +308,7 @@ def _begun_twice(
 
 @dataclass(frozen=True, kw_only=True)
 class ModuleDifference:
-    """The first module at which the ranks' forward passes diverge in an optimizer step."""
+    """The first module in an optimizer step at which the ranks' forward passes diverge."""
 
     ranks: tuple[int, ...]  # the ranks at fault
     step: int
@@ -320,7 +320,7 @@ class ModuleDifference:
 
 
 def module_difference(status_files: Mapping[int, StatusFile]) -> ModuleDifference | None:
-    """Return the first module at which the ranks diverge in the current step, or None if there is none.
+    """Return the first module at which the ranks' forward passes diverge in the current step, or None if there is none.
 
     All ranks must have entered the same modules in the previous step, so pipeline stages and experts are not compared.
     A rank that is only behind has not skipped anything yet. An additional pass through the model, such as an

@@ -33,7 +33,7 @@ class Edit(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Repair:
-    """An edit, with its location, that makes two sequences of calls more similar."""
+    """An edit that makes two sequences of calls more similar, with the position at which it applies."""
 
     edit: Edit
     left: int  # index in the left sequence
@@ -48,7 +48,7 @@ _Cost = tuple[int, int]  # (cost of all edits, minus the number of equal events)
 def repairs(
     left: tuple[Token, ...], right: tuple[Token, ...], consecutive: frozenset[frozenset[Site]] = frozenset()
 ) -> tuple[Repair, ...]:
-    """Return the first edit needed to turn `left` into `right`, or several edits that are equally good.
+    """Return the first edit needed to turn the calls `left` into `right`, or several edits if they are equally good.
 
     The edit belongs to the cheapest sequence of edits. The missing end of a shorter sequence costs nothing, because
     that rank may only be late. Edits that later events confirm take precedence. The result is empty if the sequences
@@ -121,7 +121,7 @@ def _cheapest(
     cost: dict[tuple[int, int], _Cost],
     consecutive: Collection[frozenset[Site]],
 ) -> list[tuple[Edit | None, tuple[int, int]]]:
-    """Return the cheapest edits at (i, j), each with the position that follows it.
+    """Return the cheapest edits at position (i, j), each with the position that follows it.
 
     If later events confirm some edits, only these are considered.
     """
@@ -135,7 +135,7 @@ def _cheapest(
 def _next_edits(
     left: Sequence[Token], right: Sequence[Token], i: int, j: int, consecutive: Collection[frozenset[Site]]
 ) -> list[tuple[Edit | None, int, tuple[int, int]]]:
-    """Return each possible edit at (i, j), with its cost and the position that follows it.
+    """Return each possible edit at position (i, j), with its cost and the position that follows it.
 
     The edit None pairs two calls of the same operation from different lines.
     """
@@ -156,7 +156,7 @@ def _next_edits(
 
 
 def _pairs(left: Token, right: Token) -> bool:
-    """Return whether two events are the same call with compatible arguments."""
+    """Return whether the tokens of two calls stand for the same call with compatible arguments."""
     return left.site == right.site and _have_equal_fields(left, right)
 
 

@@ -26,7 +26,7 @@ _EQUAL_SIZES_ON_GLOO = protocol.EQUAL_SIZES | {
 
 
 class Token(NamedTuple):
-    """The properties by which calls of different ranks are compared. Calls with equal tokens are considered equal."""
+    """The properties by which calls of different ranks are compared, and which are equal for matching calls."""
 
     site: tuple[object, ...]
     op: str
@@ -39,7 +39,7 @@ class Token(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """One call to a collective or transfer on one rank."""
+    """One rank's call to a collective or transfer."""
 
     group: str
     op: str
@@ -158,7 +158,7 @@ def timeline(
 
 
 def timeline_of_stack(rank: int, stack: Stack | None, at_s: float) -> Timeline:
-    """Return the timeline of a rank of which only the stack is known. It contains at most one call."""
+    """Return a timeline of at most one call for a rank of which only the stack is known."""
     frames = stack.frames if stack else ()
     stack_call = group_call(frames)
     chain = _own_lines(frames)
@@ -223,7 +223,7 @@ def _has_every_call(status_file: StatusFile | None) -> bool:
 
 
 def _belongs_in_timeline(call: Call) -> bool:
-    """Return whether the call is part of a timeline.
+    """Return whether a recorded call belongs in a timeline of collectives and transfers.
 
     Waits on a handle, and calls that create or destroy groups, are not.
     """
@@ -326,7 +326,7 @@ def _event_of_call(call: Call, equal_sized: frozenset[str]) -> Event:
 
 
 class Field(StrEnum):
-    """An argument that, for some collectives, must be equal on all ranks."""
+    """An argument that must be equal on all ranks for some collectives."""
 
     SHAPE = "shape"
     DTYPE = "dtype"
@@ -341,7 +341,7 @@ def field_value(event: Event | Token, field: Field) -> int | str | None:
 
 
 def differing_field(event: Event | Token, other: Event | Token) -> Field | None:
-    """Return the first argument that differs between two calls although it must be equal, or None if there is none.
+    """Return the first argument that must be equal but differs between two calls, or None if there is none.
 
     Also None if the operations differ.
     """

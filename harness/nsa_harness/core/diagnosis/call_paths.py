@@ -1,4 +1,4 @@
-"""Compare the call stacks of ranks to find where they diverge and which branch or loop is responsible."""
+"""Compare the call stacks of ranks to find where they diverge, and because of which condition or loop."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _RECENT = 64  # number of a rank's last events that are searched for an earlier 
 
 @dataclass(frozen=True, kw_only=True)
 class PathDivergence:
-    """The point at which a call stack diverges from a given call path."""
+    """The point at which a call stack diverges from an expected call path."""
 
     shared: tuple[Frame, ...]  # frames that the path and the stack have in common, outermost first
     path_frame: Frame | None  # first frame of the path that is not in the stack; None: all are
@@ -37,7 +37,7 @@ class PathDivergence:
 
 
 def compare_paths(path: Sequence[Frame], stack: Sequence[Frame]) -> PathDivergence:
-    """Return the point at which a call stack diverges from a call path.
+    """Return the point at which the call stack `stack` diverges from the call path `path`.
 
     Both contain only frames of the program (no library frames), outermost first.
     """
@@ -199,7 +199,7 @@ def loops_around_any(context: DiagnosisContext, frames: Sequence[Frame]) -> Iter
 
 
 def jumps_before(context: DiagnosisContext, frame: Frame) -> list[Branch]:
-    """Return the branches before the frame's line that leave its loop or start the next iteration."""
+    """Return the branches before the frame's line that end its loop or start the next iteration."""
     return [branch for branch in context.program.branches(frame) if branch.leaves_block and not branch.leaves_function]
 
 

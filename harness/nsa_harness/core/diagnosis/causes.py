@@ -1,4 +1,4 @@
-"""The table of all causes, with one row for each cause.
+"""The table of all causes that a diagnosis can find, with one row for each cause.
 
 The documentation, the severity and confidence of findings, the second runs, the reproduction scripts and the causes
 that a scenario may expect all come from this table. The texts are in causes.toml. If you add a row, the tests report
@@ -17,7 +17,7 @@ from nsa_harness.core.report import INCONCLUSIVE, STILL_RUNNING, SUSPECTED, Hang
 
 
 class Caveat(StrEnum):
-    """A gap in the evidence that turns a cause known for certain into a likely one.
+    """A gap in the evidence, because of which a cause is only likely instead of certain.
 
     The caveats are checked in the order of this list, and a finding shows the first that applies.
     """
@@ -73,7 +73,7 @@ class Replay(StrEnum):
 
 
 class DecisionTreePolicy(StrEnum):
-    """A policy for rerunning the program to find the part at fault.
+    """A policy on whether the program is rerun to find the part of it that is at fault.
 
     In a decision tree, nsa-harness reruns the program with parts of it changed. The policy of a cause says whether a
     run with this cause enters a decision tree.
@@ -94,7 +94,7 @@ class Producer(StrEnum):
 
 
 class CauseTestKind(StrEnum):
-    """The kind of test that covers a cause, in order of preference."""
+    """The kinds of test that can cover a cause, in order of preference."""
 
     PROGRAM = "program"  # a program in tests/faults with this fault, and a twin without it
     EVIDENCE = "evidence"  # evidence in tests/frozen that was written by hand
@@ -103,7 +103,7 @@ class CauseTestKind(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class CauseTest:
-    """A test that covers a cause."""
+    """A test that checks whether a cause is found."""
 
     by: CauseTestKind
     name: str = ""  # name of the program or path of the test
@@ -416,5 +416,5 @@ _BY_CODE = {cause.value: cause.row for cause in Cause}
 
 
 def row_of(code: str | None) -> CauseRow:
-    """Return the row for the cause with this code, or the row for `Cause.UNKNOWN` if the code is None or unknown."""
+    """Return the row for the cause with this code, or the row for `Cause.UNKNOWN` if there is no such cause."""
     return _BY_CODE.get(code or "", Cause.UNKNOWN.row)

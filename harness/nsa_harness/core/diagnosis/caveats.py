@@ -43,7 +43,7 @@ def with_caveat(context: DiagnosisContext, explanation: Explanation) -> Explanat
 
 
 def with_reason(explanation: Explanation, findings: Sequence[Explanation]) -> Explanation:
-    """Return the explanation, with a reason added if one of the findings is the reason for it.
+    """Return the explanation with its reason added, if one of the findings states the reason.
 
     Only a certain finding counts, and only if the cause table says that it can be the reason for this cause. Otherwise,
     return the explanation unchanged.
@@ -67,7 +67,7 @@ def _question(caveat: Caveat, **facts: Fact) -> OpenQuestion:
 
 
 def _every_party_at_fault(context: DiagnosisContext, explanation: Explanation) -> OpenQuestion | None:
-    """Return an open question if the explanation blames all ranks that disagree.
+    """Return an open question if the explanation blames every one of the ranks that disagree.
 
     It is then unknown which of them is right.
     """
@@ -102,7 +102,7 @@ def _ranks_in_unknown_state(context: DiagnosisContext, explanation: Explanation)
 
 
 def _is_seen(wait: Wait | None, snapshot: RankSnapshot | None) -> bool:
-    """Return whether the evidence shows the state of a rank."""
+    """Return whether the evidence shows what a rank was doing."""
     if wait is None:
         return False
     return wait.kind in _SHOWN_BY_KERNEL or (
@@ -129,7 +129,7 @@ def _independent_failure(context: DiagnosisContext, explanation: Explanation) ->
 
 
 def _raised_in_collective(context: DiagnosisContext, _: Explanation) -> OpenQuestion | None:
-    """Return an open question if the first failure was raised in a collective."""
+    """Return an open question if the run's first failure was raised in a collective."""
     first = context.first_failure
     status_file = context.status_file(first.rank) if first else None
     if first is not None and first.exception is not None:
@@ -150,7 +150,7 @@ def _no_program_line(context: DiagnosisContext, explanation: Explanation) -> Ope
 
 
 def _exception_only_at_fault(context: DiagnosisContext, explanation: Explanation) -> OpenQuestion | None:
-    """Return an open question if only a rank at fault caught an exception in a forward pass."""
+    """Return an open question if a rank at fault, but no other rank, caught an exception in a forward pass."""
     types_elsewhere = {
         exception.type
         for rank, status_file in context.status_files.items()
@@ -207,7 +207,7 @@ def _wait_without_holder(context: DiagnosisContext, explanation: Explanation) ->
 
 
 def _missing_heartbeat(context: DiagnosisContext, explanation: Explanation) -> OpenQuestion | None:
-    """Return an open question if a rank without a heartbeat could be running either Python or native code.
+    """Return an open question if a rank without a heartbeat could be running Python code as well as native code.
 
     Only a heartbeat distinguishes a loop in Python from a native call that never releases the GIL.
     """

@@ -54,7 +54,7 @@ LIKELY = _CONFIDENCE[EvidenceKind.EFFECT]  # highest confidence of a cause that 
 
 
 def confidence(kind: EvidenceKind, certain_by: Collection[EvidenceKind], *, left_open: bool = False) -> float:
-    """Return the confidence in a cause, from 0 to 1, given the kind of evidence for it.
+    """Return the confidence, from 0 to 1, in a cause that is supported by evidence of this kind.
 
     Each kind has a fixed confidence. It is limited to `LIKELY` if `kind` is not in `certain_by`, the kinds that prove
     the cause, or if a caveat is open (`left_open`).

@@ -1,4 +1,4 @@
-"""DiagnosisContext: the view of a run that every diagnosis rule receives, and helpers for the rules."""
+"""The view of a run that every diagnosis rule receives (DiagnosisContext), and helpers for the rules."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class DiagnosisContext:
 
     @cached_property
     def last_snapshot(self) -> dict[int, RankSnapshot]:
-        """The state of each rank in the last snapshot. The result is empty if there is no snapshot."""
+        """A dict from each rank to its state in the last snapshot. The dict is empty if there is no snapshot."""
         return {rank.rank: rank for snapshot in self.evidence.snapshots[-1:] for rank in snapshot.ranks}
 
     @property
@@ -88,14 +88,14 @@ class DiagnosisContext:
 
     @property
     def roots(self) -> tuple[Wait, ...]:
-        """The waits that started a proven hang, because no other rank's wait explains them. The result is empty if no
-        hang is proven.
+        """The waits that started a proven hang: no other rank's wait explains them. The tuple is empty if no hang is
+        proven.
         """
         return self.judgement.proof.graph.roots if self.judgement.proof else ()
 
     @property
     def status_files(self) -> dict[int, StatusFile]:
-        """The last status file of each rank that wrote one."""
+        """A dict from each rank to its last status file. Ranks that wrote none are missing."""
         return {rank.rank: rank.status_file for rank in self.evidence.ranks if rank.status_file}
 
     @property
@@ -116,7 +116,7 @@ class DiagnosisContext:
 
     @cached_property
     def timelines(self) -> dict[int, Timeline]:
-        """The collectives and transfers of each rank, in the order in which it called them.
+        """A dict from each rank to its collectives and transfers, in the order of the calls.
 
         If only stacks show where the ranks wait, a timeline has a single event: the call in the rank's last stack.
         """
@@ -152,7 +152,7 @@ class DiagnosisContext:
         return differences(self.timelines, self._groups, self.status_files, self._are_alternatives)
 
     def _are_alternatives(self, event: Event, other: Event) -> bool:
-        """Whether a single condition could decide between the two calls."""
+        """Whether one condition in the program could decide which of the two calls is made."""
         path, other_path = ((*reversed(each.chain),) or (each.place,) for each in (event, other))
         return self.program.are_alternatives(path, other_path)
 
@@ -225,7 +225,7 @@ def module_of(context: DiagnosisContext, rank: int | None) -> str | None:
 
 
 def place_of(context: DiagnosisContext, rank: int | None, frame: Frame | None) -> Place | None:
-    """Return the line of `frame` and the module that `rank` is in as a place, or None if both are unknown."""
+    """Return a place with the line of `frame` and the module that `rank` is in, or None if both are unknown."""
     module = module_of(context, rank)
     if frame is None:
         return Place(module=module, layer=layer_of(module)) if module else None
@@ -238,7 +238,7 @@ def wait_place(context: DiagnosisContext, wait: Wait) -> Place | None:
 
 
 def last_known_place(context: DiagnosisContext, rank: int | None) -> Place | None:
-    """Return the last recorded location of a rank that left no stack, or None if none was recorded."""
+    """Return the last recorded location of a rank whose stack is unknown, or None if none was recorded."""
     status_file = context.status_file(rank)
     if status_file is None or (
         status_file.heartbeat_frame is not None and not is_library(status_file.heartbeat_frame.file)
@@ -301,7 +301,7 @@ def last_progress_facts(context: DiagnosisContext, rank: int | None) -> Facts:
 
 
 def loop_place(context: DiagnosisContext, root: Wait) -> Place | None:
-    """Return the line of an endless loop, which is the line shown by most stack samples, or None if it is unknown.
+    """Return the line of an endless loop, the one that most stack samples show, or None if it is unknown.
 
     If the rank waits for a thread or child process that computes, these are samples of that thread or child.
     """
@@ -319,7 +319,7 @@ def hung_roots(context: DiagnosisContext) -> Sequence[Wait]:
 def root_where(
     matches: Callable[[Wait], bool], *, all_matching: bool = False
 ) -> Callable[[DiagnosisContext], tuple[Wait, tuple[int, ...]] | None]:
-    """Return a function for `@rule_if` that finds a hang started by a wait for which `matches` is true.
+    """Return a function for `@rule_if` that finds a hang started by a wait that satisfies `matches`.
 
     It returns the first such wait, and the ranks that wait in the same way on the same line (with `all_matching`: the
     ranks of all such waits).
@@ -338,7 +338,7 @@ def root_where(
 
 
 def first_failure_of(*kinds: FailureKind) -> Callable[[DiagnosisContext], tuple[Failure] | None]:
-    """Return a function for `@rule_if` that finds the first failure if it is one of the given kinds.
+    """Return a function for `@rule_if` that finds the run's first failure if it is one of the given kinds.
 
     It finds nothing if the first failure was caused by another rank's failure.
     """
@@ -354,7 +354,7 @@ first_own_failure = first_failure_of(*FailureKind)
 
 
 def first_own_exception(context: DiagnosisContext) -> tuple[Failure, RaisedException] | None:
-    """Return the run's first failure and its exception, or None if it was not caused by an exception of that rank.
+    """Return the run's first failure and its exception, or None if no exception of that rank caused it.
 
     A failure that was caused by another rank's failure does not count.
     """
@@ -374,7 +374,7 @@ def call_facts(context: DiagnosisContext, rank: int, event: Event) -> Facts:
 
 
 def event_place(context: DiagnosisContext, rank: int, event: Event) -> Place | None:
-    """Return the program line on which `rank` made this collective call, or None if it is unknown."""
+    """Return the program line on which `rank` made the collective call `event`, or None if it is unknown."""
     if event.from_python:
         return event.place
     if event.is_done:
@@ -417,7 +417,7 @@ def is_same_exception(failure: Failure, other: Failure) -> bool:
 
 
 def failed_ranks(failures: Sequence[Failure]) -> tuple[int, ...]:
-    """Return the sorted ranks of the given failures."""
+    """Return the ranks of `failures` in ascending order."""
     return tuple(sorted(failure.rank for failure in failures if failure.rank is not None))
 
 
@@ -434,7 +434,7 @@ def process_facts(child: ChildWait | None) -> Facts | None:
 
 
 def ranks_by_facts(facts: Iterable[tuple[int, Facts]]) -> tuple[Facts, ...]:
-    """Merge equal facts of several ranks.
+    """Merge the facts that are equal for several ranks.
 
     The result looks like ({"ranks": (0, 2), "gradients": 4}, {"ranks": (1,), "gradients": 3}).
     """

@@ -28,7 +28,7 @@ class Diagnosis:
 
 
 def diagnose(evidence: Evidence, judgement: Judgement, own_rules: tuple[Rule, ...] = ()) -> Diagnosis:
-    """Return the diagnosis of a run: the cause of its verdict (or none for PASS) and further findings.
+    """Return the diagnosis of a run: the cause of a verdict other than PASS, and further findings.
 
     The first rule that explains the run names the cause. `own_rules` come with the program that ran; they add findings,
     whatever the verdict.
@@ -60,7 +60,7 @@ def diagnose(evidence: Evidence, judgement: Judgement, own_rules: tuple[Rule, ..
 
 
 def _with_proof(context: DiagnosisContext, explanation: Explanation) -> Explanation:
-    """Return the explanation, citing the stack dumps of its ranks as proof if it names no other proof."""
+    """Return the explanation. If it cites no proof, cite the stack dumps of its ranks."""
     ranks = explanation.ranks or tuple(context.last_snapshot)
     dumps = (context.last_snapshot[rank].proof for rank in ranks if rank in context.last_snapshot)
     return explanation if explanation.proof else replace(explanation, proof=tuple(path for path in dumps if path))

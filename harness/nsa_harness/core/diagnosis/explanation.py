@@ -22,7 +22,7 @@ Match = TypeVarTuple("Match")
 
 @dataclass(frozen=True, kw_only=True)
 class OpenQuestion:
-    """A question that the evidence leaves unanswered, such as another possible explanation."""
+    """A question that the evidence leaves open, such as whether there is another explanation."""
 
     code: str  # key of its text, in [left_open] of texts/causes.toml
     facts: Facts = field(default_factory=dict)
@@ -72,7 +72,7 @@ class Explanation:
 
 
 def json_facts(facts: Mapping[str, object]) -> dict[str, object]:
-    """Return a copy of the facts that contains only JSON types."""
+    """Return a copy of the facts in which every value is of a JSON type."""
     return {name: _json_value(fact) for name, fact in facts.items()}
 
 
@@ -117,7 +117,7 @@ def make_finding(
     place: Place | None = None,
     proof: tuple[str, ...] = (),
 ) -> Finding:
-    """Create a finding that is not the result of a diagnosis rule.
+    """Create a finding without applying a diagnosis rule.
 
     Its claim and advice are empty until `with_words` of texts/sentences.py adds them.
     """

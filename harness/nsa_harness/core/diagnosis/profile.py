@@ -18,7 +18,7 @@ _TORCH_DISTRIBUTED, _TORCH_DATA = "torch/distributed/", "torch/utils/data/"
 
 @dataclass(frozen=True, kw_only=True)
 class HotLine:
-    """A program line that many stack samples show."""
+    """A program line that appears in many stack samples."""
 
     frame: Frame
     sample_count: int

@@ -1,4 +1,4 @@
-"""A note on a stall: what each rank is waiting for while a hang is suspected but not proven."""
+"""A note on a suspected hang, which says what each rank is waiting for while no hang is proven."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from nsa_harness.core.verdict.wait_graph import wait_graph_between
 
 @dataclass(frozen=True, kw_only=True)
 class StalledRanks:
-    """Ranks that are in the same state on the same line."""
+    """A group of ranks that are in the same state on the same line."""
 
     ranks: tuple[int, ...]
     state: str  # "makes progress", "computes" or "is blocked"
@@ -29,7 +29,7 @@ class StalledRanks:
 
 @dataclass(frozen=True, kw_only=True)
 class StallNote:
-    """The state of a run that is suspected to hang, although this is not proven."""
+    """The state of a run that is suspected to hang, without proof."""
 
     stalled_ranks: tuple[StalledRanks, ...]
     moving_ranks: tuple[int, ...]  # ranks that still make progress, so the stall may end
@@ -77,7 +77,7 @@ def stall_note(
 
 
 def _describe_wait(wait: Wait) -> StalledRanks:
-    """Return the state of a waiting rank without its rank number, so that equal states can be merged."""
+    """Return the state of a waiting rank without the number of the rank, so that equal states can be merged."""
     deepest = wait.child.deepest if wait.child else wait
     without_progress = "computes" if wait.kind is WaitKind.COMPUTE else "is blocked"
     state = "makes progress" if wait.motion is Motion.MOVING else without_progress

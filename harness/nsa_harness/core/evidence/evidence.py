@@ -19,7 +19,7 @@ from nsa_harness.core.stored_keys import stored_as
 
 @dataclass(frozen=True, kw_only=True)
 class ProgressEvent:
-    """The latest progress event of one thread."""
+    """The latest progress event of one thread, such as the start of a forward pass."""
 
     tid: int  # native id of the thread
     kind: str  # one of protocol.KINDS
@@ -63,7 +63,7 @@ class Call:
 @stored_as(caught_at="handled")
 @dataclass(frozen=True, kw_only=True)
 class CaughtException:
-    """An exception that the program caught, or that left a module's forward.
+    """An exception that the program caught, or that propagated out of a module's forward method.
 
     Exceptions of the same type from the same line are counted in one object.
     """
@@ -116,7 +116,7 @@ class StoreKeyWrites:
 
 @dataclass(frozen=True, kw_only=True)
 class ForwardMode:
-    """The mode, such as training or evaluation, of a rank's latest forward."""
+    """The mode, such as training or evaluation, in which a rank's latest forward pass ran."""
 
     training: bool  # module.training
     gradients: bool  # torch.is_grad_enabled()
@@ -133,7 +133,7 @@ class ModuleCall:
 @stored_as(is_complete="whole")
 @dataclass(frozen=True, kw_only=True)
 class StepForwards:
-    """The modules whose forward was called in one optimizer step, in order of the calls."""
+    """The modules whose forward methods were called in one optimizer step, in the order of the calls."""
 
     step: int
     is_complete: bool  # the status file still has the first module of the step
@@ -279,18 +279,18 @@ class StatusFile:
     forwards: tuple[StepForwards, ...] = ()  # the latest steps of the training thread, oldest first
 
     def modules_entered(self, step: int) -> tuple[ModuleCall, ...] | None:
-        """Return the modules called in `step`, in order, or None if the record of this step is incomplete."""
+        """Return the modules called in `step`, in the order of the calls, or None if not all of them were recorded."""
         calls = next((forward.calls for forward in self.forwards if forward.step == step and forward.is_complete), None)
         return None if calls is None else tuple(self.modules[call] for call in calls if call < len(self.modules))
 
     @property
     def latest_event(self) -> ProgressEvent | None:
-        """The latest progress event of any thread, or None if there is none."""
+        """The latest progress event of any thread, or None if no event was recorded."""
         return self.events[0] if self.events else None
 
     @property
     def latest_training_event(self) -> ProgressEvent | None:
-        """The latest training event of any thread, or None if there is none.
+        """The latest training event of any thread, or None if no training event was recorded.
 
         Training events are data, forward, backward, optimizer and step events.
         """
@@ -367,7 +367,7 @@ class Snapshot:
 @stored_as(during_teardown="by_us")
 @dataclass(frozen=True, kw_only=True)
 class Exit:
-    """The exit of one process of the run, which is a rank or the launcher."""
+    """The exit of a rank or of the launcher."""
 
     pid: int  # 0 = the process had exited before it was observed
     rank: int | None  # None = the launcher
@@ -378,7 +378,7 @@ class Exit:
 
 @dataclass(frozen=True, kw_only=True)
 class Hint:
-    """A name that explains an error message from torch, such as the name of a parameter."""
+    """A name that explains one of torch's error messages, such as the name of the parameter concerned."""
 
     kind: str  # the kind of message: "without gradient", "ready twice", "recomputed", "in place"
     name: str  # name of the parameter, function or operation
@@ -415,7 +415,7 @@ class RaisedException:
 @stored_as(is_recomputation="recomputed")
 @dataclass(frozen=True, kw_only=True)
 class DebugMessage:
-    """A message from autograd's anomaly detection or checkpointing's debug mode."""
+    """A message from the debug mode of autograd (anomaly detection) or of activation checkpointing."""
 
     operation: str
     frames: tuple[Frame, ...]  # the stack of the forward pass that called the operation, innermost first
@@ -463,7 +463,7 @@ class RankEvidence:
 @stored_as(no_progress_s="quiet_s")
 @dataclass(frozen=True, kw_only=True)
 class Retraction:
-    """A retracted report of a hang: the job made progress again after the report.
+    """The retraction of a reported hang, after which the job made progress again.
 
     This can only be seen in jobs that the harness does not terminate.
     """
@@ -476,7 +476,7 @@ class Retraction:
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """The source code of one of the program's functions, read when the run was judged."""
+    """The source code of one of the program's functions, as read when the run was judged."""
 
     file: str
     first: int  # number of the first line
@@ -494,7 +494,7 @@ class Source:
 )
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """All observations made on one node during one attempt to run a job, reduced to a size limit."""
+    """All observations of one attempt to run a job, made on one node and reduced to a size limit."""
 
     schema: int = 1
     node: str

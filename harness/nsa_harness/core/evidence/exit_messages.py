@@ -52,7 +52,7 @@ def last_traceback(log: str) -> tuple[str, str, tuple[Frame, ...]] | None:
 
 
 def with_passed_on_errors(exception: RaisedException) -> RaisedException:
-    """Return the exception with the errors quoted in its message added to its causes.
+    """Return a copy of the exception whose causes include the errors quoted in its message.
 
     DataLoader workers, process pools and spawned ranks pass on their tracebacks as text in a message.
     """
@@ -99,9 +99,7 @@ _LAST_BEFORE_ABORT = re.compile(r"Watchdog caught|what\(\):")
 
 
 def timeout_message(rank: RankEvidence) -> re.Match[str] | None:
-    """Return the match of the rank's message about a timeout while waiting for other ranks, or None if there is
-    none.
-    """
+    """Return the match of the rank's message that it timed out while waiting for others, or None if there is none."""
     exception = rank.exception
     # Only an exception from torch counts: a program may also wait for something else than its ranks.
     is_from_torch = exception is not None and any("/torch/" in frame.file for frame in exception.frames[:1])
@@ -206,7 +204,7 @@ _MOST_LINES = 200
 
 
 def read_debug_message(log: str) -> DebugMessage | None:
-    """Return the last message from torch's debugging modes in a log, or None if there is none."""
+    """Return the last message in a log from torch's debugging modes, or None if there is none."""
     if "Traceback of forward call" not in log and _RECOMPUTED not in log:
         return None
     lines = [_PREFIX.sub("", line) for line in log.splitlines()]
@@ -254,7 +252,7 @@ def _read_recomputation(lines: Sequence[str]) -> DebugMessage | None:
 
 
 def _operations(lines: Sequence[str]) -> list[tuple[int, str]]:
-    """Return the number and name of each operation in the lines, excluding `detach` operations."""
+    """Return the number and the name of each tensor operation in `lines`, except `detach` operations."""
     operations: list[tuple[int, str]] = []
     number = 0
     for line in lines:
@@ -268,7 +266,7 @@ def _operations(lines: Sequence[str]) -> list[tuple[int, str]]:
 
 
 def _listed_frames(lines: Sequence[str], pass_name: str, number: int) -> Iterator[Frame]:
-    """Yield the frames of operation `number`, innermost first.
+    """Yield the stack frames listed for tensor operation `number`, innermost first.
 
     `pass_name` is "original" for the forward pass or "recompute" for the recomputation.
     """

@@ -48,7 +48,7 @@ _UNREADABLE = (
 
 
 def plain_value(data: bytes) -> Any:
-    """Return the data in a pickle without importing or calling anything.
+    """Return the data in a pickle without importing or calling anything named in the pickle.
 
     Raise ValueError, with the position in bytes, for any data but dicts, lists, tuples, strings and numbers.
     """
@@ -239,7 +239,9 @@ def _list(value: object, where: str) -> Sequence[Any]:
 
 
 def _string(value: object, where: str) -> str:
-    """Return a string or an integer as a string. Raise TypeError for any other value, naming `where`."""
+    """Return `value` as a string if it is a string or an integer. Raise TypeError, naming `where`, for any other
+    value.
+    """
     if isinstance(value, bool) or not isinstance(value, (str, int)):
         raise TypeError(f"{where} is {_repr_of(value)}, no text")
     return str(value)[:_MAX_TEXT]

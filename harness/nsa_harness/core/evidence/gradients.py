@@ -19,7 +19,7 @@ _BUCKET = re.compile(r"^\[DDP\] rank=(\d+) bucket_elems=(\d+) dtype=(\S+)$")
 @stored_as(gradient_count="arrived", missing_count="missing")
 @dataclass(frozen=True, kw_only=True)
 class RankTraces:
-    """The gradients and DDP buckets in the traces of one rank. The counts are None if gradients were not traced."""
+    """The gradients and DDP buckets in one rank's traces, with counts of None if gradients were not traced."""
 
     gradient_count: int | None  # number of parameters with a gradient in the last traced step
     missing_count: int | None  # number of parameters without a gradient in that step
@@ -33,7 +33,7 @@ def trace_lines(log: Iterable[str]) -> Iterator[str]:
 
 
 def read_traces(lines: Sequence[str]) -> RankTraces:
-    """Return the gradients and DDP buckets in a rank's trace lines."""
+    """Return the gradients and DDP buckets that a rank's trace lines report."""
     gradients = [match for line in lines if (match := _GRADIENTS.match(line))]
     names = [match[1] for line in lines if (match := _MISSING.match(line))]
     buckets = [(int(match[2]), match[3]) for line in lines if (match := _BUCKET.match(line))]
@@ -56,7 +56,7 @@ Orders = Mapping[int, tuple[str, ...]]
 
 @dataclass(frozen=True, kw_only=True)
 class OrderDifference:
-    """The first gradient that became ready in a different order on one rank than on most ranks."""
+    """The first gradient that became ready in a different order on one rank than on most others."""
 
     step: int
     rank: int

@@ -1,4 +1,4 @@
-"""Read the health samples that a rank's probe wrote as lines of JSON."""
+"""Read the health samples that a rank's instrumentation wrote as lines of JSON."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def read_health_samples(records: Iterable[dict[str, Any]]) -> HealthSamples | No
 
 
 class _Reader:
-    """Combines the records of one rank into HealthSamples."""
+    """A reader that combines one rank's records into HealthSamples."""
 
     def __init__(self) -> None:
         self.has_records = False
@@ -133,7 +133,7 @@ class _Reader:
             self._change(non_finite_loss=NonFiniteValue(step=step, value=_value(record), place=place))
 
     def _add_step(self, record: dict[str, Any]) -> None:
-        """Store the values that the probe sampled after one optimizer step.
+        """Store the values that were sampled after one optimizer step.
 
         Memory and data waits are only stored for the first optimizer. Parameters that are NaN or infinite are stored
         with the first step of this state, and removed when they are finite again.
@@ -251,7 +251,7 @@ def _value(record: dict[str, Any]) -> str:
 
 
 def _thin_out(points: list[Point]) -> list[Point]:
-    """Return at most MAX_POINTS of the points, omitting older ones."""
+    """Return at most MAX_POINTS of `points`, omitting some of the older ones."""
     while len(points) > MAX_POINTS:
         half = len(points) // 2
         points = points[:half:2] + points[half:]

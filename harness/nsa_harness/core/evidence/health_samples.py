@@ -1,4 +1,4 @@
-"""Data classes for the health samples that the probe takes between training steps."""
+"""Data classes for the samples of a training run's health, taken between training steps."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class DataWait:
 
 @dataclass(frozen=True, kw_only=True)
 class ParameterBlock:
-    """A checksum over several neighbouring parameters of a model replica."""
+    """A checksum over a block of neighbouring parameters in a model replica."""
 
     checksum: str
     size: float  # root of the sum of squares of some of the values; nan if a value is not finite
@@ -98,7 +98,7 @@ class DroppedBatches:
 )
 @dataclass(frozen=True, kw_only=True)
 class GradientArrivals:
-    """Information about the gradients of one model after its backward passes."""
+    """What was found in the samples of a model's gradients, taken after its backward passes."""
 
     model: str
     sample_count: int  # number of samples in which some parameter had a gradient
@@ -149,7 +149,7 @@ class MemoryGrowth:
 )
 @dataclass(frozen=True, kw_only=True)
 class HealthSamples:
-    """All health samples of one rank. They reveal faults that raise no error."""
+    """All health samples of one rank, which reveal faults that raise no error."""
 
     steps: int = 0  # the last optimizer step that was sampled
     sample_count: int = 0  # number of samples of parameters
@@ -181,7 +181,7 @@ class HealthSamples:
 @stored_as(entry_place="entered")
 @dataclass(frozen=True, kw_only=True)
 class PrintedMessage:
-    """A message about a problem at exit, or about a failed thread or child process."""
+    """A printed message about a problem at exit, or about a failed thread or child process."""
 
     kind: str  # "atexit", "left", "process group", "thread" or "child process"
     name: str  # name of the thread or process that failed, or of the object that was left open

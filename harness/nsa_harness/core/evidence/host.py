@@ -90,7 +90,7 @@ class Process:
 
 @dataclass(frozen=True, kw_only=True)
 class Gpu:
-    """The state of one GPU according to nvidia-smi. Values that nvidia-smi does not report are None."""
+    """The state of one GPU according to nvidia-smi. A value that nvidia-smi does not report is None."""
 
     index: int
     name: str
@@ -104,7 +104,7 @@ class Gpu:
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryAtEvent:
-    """The memory that a rank reported at one event. Values from torch's CUDA allocator are None on a CPU."""
+    """The memory that a rank used at one event. Values from torch's CUDA allocator are None on a CPU."""
 
     moment: str  # "boot" (after start-up), "dump" (a memory dump during training) or "last" (the latest heartbeat)
     step: int
@@ -146,7 +146,7 @@ _MAX_PIDS = 64
 
 
 def parse_gpus(table: str, processes: str) -> tuple[Gpu, ...]:
-    """Return the state of each GPU, read from two CSV outputs of nvidia-smi.
+    """Return the state of each GPU according to two CSV outputs of nvidia-smi.
 
     `table` has the columns GPU_FIELDS, and `processes` has the columns PROCESS_FIELDS, without header and units. Raise
     ValueError if a line has another form.
@@ -183,7 +183,7 @@ def _gpu(row: list[str], pids: Mapping[str, Mapping[int, float | None]]) -> Gpu:
 
 
 def _number(word: str) -> float | None:
-    """Return the number in a cell from nvidia-smi, or None if the cell has no number, such as "[N/A]"."""
+    """Return the number in a cell of nvidia-smi output, or None if it contains none, as in "[N/A]"."""
     return float(word) if word.replace(".", "", 1).isdigit() else None
 
 
@@ -194,7 +194,7 @@ _MAX_LINE = 300
 
 
 def kill_messages_since(records: Iterable[str], began_us: int) -> Iterator[str]:
-    """Yield the kernel's messages about processes killed because the host ran out of memory.
+    """Yield the kernel messages since `began_us` about processes killed because the host ran out of memory.
 
     `records` are the records of /dev/kmsg. `began_us` is in microseconds since boot.
     """
@@ -206,7 +206,7 @@ def kill_messages_since(records: Iterable[str], began_us: int) -> Iterator[str]:
 
 
 def killed_pids(lines: Iterable[str]) -> Iterator[int]:
-    """Yield the process id of each killed process that the kernel's messages mention."""
+    """Yield the process id of each killed process mentioned in `lines`, which are kernel messages."""
     return (int(message[1]) for line in lines if (message := _KILLED.search(line)))
 
 
@@ -251,7 +251,7 @@ _MAX_WARNINGS = 4
 @stored_as(logged_ranks="seen", connected_ranks="connected")
 @dataclass(frozen=True, kw_only=True)
 class NcclInfo:
-    """NCCL's configuration and connections as shown in its log. Values that are not in the log are None."""
+    """NCCL's configuration and connections according to its log. A value that is not in the log is None."""
 
     version: str | None
     channels: int | None  # number of channels for collectives
@@ -292,7 +292,7 @@ def read_nccl(logs: Mapping[int, Iterable[str]]) -> NcclInfo | None:
 
 
 def _has_connected(lines: Iterable[str]) -> bool:
-    """Whether the rank has initialized every NCCL communicator that it began to initialize.
+    """Whether the rank, according to its log, completed every NCCL communicator that it began to initialize.
 
     NCCL before 2.18 does not log the beginning. Then one finished communicator is enough.
     """

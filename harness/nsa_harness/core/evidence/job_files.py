@@ -57,7 +57,7 @@ def by_rank(text: str) -> JobLog:
 
 
 def _tasks(lines: Sequence[str]) -> Iterator[tuple[int | None, list[str]]]:
-    """Yield the number and the lines of each task in a log from `srun --label`.
+    """Yield the task number and the lines of each task in a log from `srun --label`.
 
     For any other log, yield (None, all lines).
     """
@@ -75,7 +75,7 @@ def _tasks(lines: Sequence[str]) -> Iterator[tuple[int | None, list[str]]]:
 
 
 def _split_prefix(line: str) -> tuple[int | None, int | None, str]:
-    """Return the local rank, the rank and the remaining text of a log line.
+    """Return the local rank and the rank in the prefix of a log line, and the text after the prefix.
 
     For "[default1]:[rank3]: text" these are 1, 3 and "text". A rank that the line does not name is None.
     """
@@ -139,7 +139,7 @@ _LAST_NUMBER = re.compile(r"(?:^|[/_.\-])(?:r|gpu|task)?(\d{1,9})(?:\.[A-Za-z]{1
 
 @dataclass(frozen=True, kw_only=True)
 class PathRank:
-    """The rank, launch and attempt encoded in the path of one of a job's files.
+    """The rank, launch and attempt that the path of one of a job's files encodes.
 
     Fields for which the path has no value are None, empty or 0.
     """
@@ -224,7 +224,7 @@ def timeouts(text: str) -> tuple[tuple[int, Collective], ...]:
 
 
 def watchdog_reports(text: str) -> tuple[WatchdogReport, ...]:
-    """Return the latest progress reported by NCCL's watchdog for each rank and group."""
+    """Return, for each rank and process group, the latest progress that NCCL's watchdog reported."""
     latest = {
         (int(match["rank"]), match["group"] or match["id"]): (int(match["enqueued"]), int(match["completed"]))
         for match in _matching_lines(_PROGRESS, text, "last enqueued")
@@ -286,7 +286,7 @@ def exits_of_tasks(text: str) -> tuple[tuple[int, int], ...]:
 
 
 def _status(ending: str) -> int | None:
-    """Return the exit status in a message from srun (negative for a signal), or None if it is unknown."""
+    """Return the exit status in a message from srun, negative for a signal, or None if it contains none."""
     if code := _CODE.match(ending):
         return int(code[1])
     return next((status for text, status in _STATUS_BY_TEXT if ending.startswith(text)), None)
@@ -301,7 +301,7 @@ def _numbers(ranges: str) -> Iterator[int]:
 
 
 def killed_for_memory(text: str) -> tuple[str, ...]:
-    """Return the messages about processes killed because the host ran out of memory."""
+    """Return the messages in a log about processes killed because the host ran out of memory."""
     return tuple(
         dict.fromkeys(match[0].strip() for match in _matching_lines(_OUT_OF_MEMORY, text, "oom", "Out Of Memory"))
     )
@@ -312,7 +312,7 @@ _WATCHDOG_LINE = re.compile(r"Watchdog caught collective operation timeout[^\n]{
 
 
 def watchdog_lines(text: str) -> tuple[str, ...]:
-    """Return the first few timeout messages from NCCL's watchdog."""
+    """Return the first few messages in a log in which NCCL's watchdog reports a timeout."""
     return tuple(
         match[0] for match in islice(_matching_lines(_WATCHDOG_LINE, text, "Watchdog caught"), _MAX_WATCHDOG_LINES)
     )
@@ -326,7 +326,7 @@ _FINGERPRINT = re.compile(
 
 
 def mismatched_collectives(text: str) -> tuple[tuple[int, Collective], ...]:
-    """Return the rank and the collective of each mismatch between ranks that is reported.
+    """Return the rank and the collective in each report that collectives do not match between ranks.
 
     Such reports are printed with TORCH_DISTRIBUTED_DEBUG=DETAIL, and name both ranks.
     """

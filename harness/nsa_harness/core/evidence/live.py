@@ -34,7 +34,7 @@ class Progress:
 
 @dataclass(frozen=True, kw_only=True)
 class FirstSnapshot:
-    """Ranks blocked at the same location in the first snapshot of a job."""
+    """A group of ranks that were at the same location in a job's first snapshot."""
 
     ranks: tuple[int, ...]
     blocked_in: str  # "barrier", "all_reduce (DDP)" or "read in load"; "running" if the ranks do not wait
@@ -47,7 +47,7 @@ class FirstSnapshot:
 
 @dataclass(frozen=True, kw_only=True)
 class ProgressNews:
-    """The progress shown in the line most recently printed about an attempt.
+    """The state of progress that the last printed line about an attempt showed.
 
     It decides when the next line is printed to an output that keeps every line, such as a CI log.
     """
@@ -58,7 +58,7 @@ class ProgressNews:
 
 
 def next_news(last: ProgressNews | None, phase: str, progress: Progress) -> ProgressNews | None:
-    """Return the progress to print now, or None if no line needs to be printed.
+    """Return the progress to print in the next line about an attempt, or None if no line is due.
 
     A line is printed if the phase has changed since `last`, if the slowest rank has reached step 1, 2, 5, 10, 20, 50
     and so on, or if nothing was printed for `STILL_S` seconds.
@@ -96,7 +96,7 @@ def milestone(step: int) -> int:
 
 
 def time_left_s(took_s: Sequence[float], running_s: Sequence[float], waiting: int) -> float | None:
-    """Return the estimated number of seconds until all runs have finished, or None if unknown.
+    """Return an estimate of the seconds until all runs have finished, or None if unknown.
 
     `took_s` are the durations of the finished runs, `running_s` the elapsed times of the running ones, and `waiting` is
     the number of runs that have not started. Each run is expected to take as long as the mean of the finished runs,

@@ -105,7 +105,7 @@ def read_post_mortem(files: Sequence[JobFile], node: str) -> PostMortem:
 
 @dataclass(kw_only=True)
 class _Merge:
-    """Assigns the content of a job's files to ranks, and derives the evidence."""
+    """An assignment of the contents of a job's files to ranks, from which the evidence is derived."""
 
     files: Sequence[JobFile]  # oldest first
     node: str
@@ -229,7 +229,7 @@ class _Merge:
         self._store_dump(file, rank if rank is not None else printed_rank)
 
     def _store_dump(self, file: JobFile, rank: int | None) -> None:
-        """Store a dump for `rank`, or for the lowest rank without files if `rank` is None."""
+        """Store a dump as that of `rank` or, if this is None, of the lowest rank without files."""
         if rank is None:
             rank = self._free_rank()
             self.trouble.append(Trouble(what=file.name, why=_UNNAMED_RANK.format(rank)))
@@ -244,7 +244,7 @@ class _Merge:
         own.pid = pid or own.pid
 
     def _take_orphans(self) -> None:
-        """Assign each log that names no rank to a rank, if the log contains a traceback or a stack dump."""
+        """Assign each log that names no rank, but contains a traceback or a stack dump, to a rank."""
         for name, text in list(self.launcher):
             if is_launcher_text(text):
                 self._take_launcher_traceback(name, text)
@@ -333,7 +333,7 @@ class _Merge:
         return next((failure.rank for failure in self.failures if failure.pid == pid), None)
 
     def _proofs(self) -> dict[str, str]:
-        """Map each standard file name that a diagnosis cites to the corresponding file of this job."""
+        """Map each file name that a diagnosis can cite as proof to the corresponding file of this job."""
         proofs: dict[str, str] = {}
         for rank, files in self.ranks.items():
             logs = [name for name, text in files.texts if last_traceback(text)] or [name for name, _ in files.texts]
@@ -356,7 +356,7 @@ def _numbered_ranks(names: Iterable[str]) -> dict[str, int]:
 
 
 def _latest_attempts(files: Sequence[JobFile]) -> list[JobFile]:
-    """Return the files without those from earlier attempts that torchrun restarted."""
+    """Return the files without those from attempts that torchrun has since restarted."""
     paths = {file.name: rank_of_path(file.name) for file in files}
     last: dict[str, int] = {}
     for path in paths.values():
@@ -450,7 +450,7 @@ def _stack_of_traceback(frames: tuple[Frame, ...]) -> Stack:
 
 
 def _full_names(ranks: Iterable[_Rank]) -> dict[str, str]:
-    """Map each file name that py-spy has shortened to its full name."""
+    """Map each file name that py-spy has shortened in a stack to the full file name."""
     full = {
         frame.file
         for rank in ranks
@@ -563,7 +563,7 @@ _HOW = {
 
 @dataclass(frozen=True, kw_only=True)
 class MissingData:
-    """A kind of data that is missing for some ranks, and how to record it next time."""
+    """A kind of data that some ranks lack, and how to record it in the next run."""
 
     name: str
     how: tuple[str, ...]  # commands and settings that record such data next time
@@ -587,7 +587,7 @@ def _missing(evidence: Evidence, ranks: Mapping[int, _Rank], files: Sequence[Job
 
 
 def _unused_files(files: Sequence[JobFile]) -> Iterator[Trouble]:
-    """Yield each file that was not used, and the reason."""
+    """Yield a note for each file of the job that was not used, with the reason."""
     return (
         Trouble(what=file.name, why=file.reason)
         for file in files

@@ -61,7 +61,7 @@ HISTORIES = (1024, 768, 512, 256, 96)
 
 
 def with_history(evidence: Evidence, calls: int) -> Evidence:
-    """Return the evidence with only the latest `calls` calls for each rank.
+    """Return the evidence with each rank's history reduced to the latest `calls` calls.
 
     Flight recorder entries are limited to the same number per group. The kept calls begin at the start of an optimizer
     step.
@@ -80,7 +80,7 @@ def with_history(evidence: Evidence, calls: int) -> Evidence:
 
 
 def _whole_steps(calls: tuple[Call, ...], most: int) -> tuple[Call, ...]:
-    """Return at most `most` of the latest calls, omitting an incomplete first step.
+    """Return at most `most` of a rank's latest calls, beginning with a complete step.
 
     If all of these calls belong to one step that began earlier, they are all returned.
     """
@@ -116,7 +116,7 @@ def _with_recent_calls(status_file: StatusFile | None, count: int) -> StatusFile
 
 
 def reduce_evidence(evidence: Evidence, limits: SizeLimits) -> Evidence:
-    """Return the evidence with at most as many items as `limits` allows.
+    """Return the evidence with no more stacks, frames and other items than `limits` allows.
 
     The items that are most important for the verdict are kept, and a note about the reduction is added to `trouble`.
     """
@@ -200,7 +200,7 @@ def _rank_snapshot(rank: RankSnapshot, limits: SizeLimits) -> RankSnapshot:
 def _threads(
     process: Process, stacks: Sequence[Stack], event_tids: Iterable[int], limits: SizeLimits
 ) -> tuple[Process, tuple[Stack, ...]]:
-    """Return the process and its stacks, keeping at most `limits.stacks` stacks.
+    """Return the process and its stacks, of which at most `limits.stacks` are kept.
 
     The stack of the training thread is kept first, then those of threads that may end a wait. If a stack is dropped,
     its thread is dropped from the process too, because it would otherwise look like a library thread without Python

@@ -35,7 +35,7 @@ _BYTES_AT = 120
 
 @dataclass(frozen=True, kw_only=True)
 class TransferredBytes:
-    """The number of bytes that a connection has transferred since it was opened."""
+    """The number of bytes that a TCP connection has transferred since it was opened."""
 
     acked_bytes: int
     received_bytes: int
@@ -62,12 +62,12 @@ def parse_answers(data: bytes) -> Iterator[tuple[int, TransferredBytes | None]]:
 
 
 def answers_end(data: bytes) -> bool:
-    """Whether the datagram contains the end of the kernel's reply. Raise ValueError if the datagram is malformed."""
+    """Whether the datagram `data` contains the end of the kernel's reply. Raise ValueError if it is malformed."""
     return any(kind in (_NLMSG_DONE, _NLMSG_ERROR) for kind, _ in _messages(data, _NLMSG))
 
 
 def other_ends(table: Mapping[int, Socket]) -> dict[int, int]:
-    """Map the inode of each socket to that of its peer, for connections within this host."""
+    """Map the inode of each socket in a table to its peer's inode, for connections within this host."""
     by_address = {(socket.local, socket.peer): inode for inode, socket in table.items() if socket.state != "LISTEN"}
     pairs = (
         (inode, by_address.get((socket.peer, socket.local)))
@@ -94,7 +94,7 @@ def _row(words: list[str]) -> Socket | None:
 
 
 def _address(text: str) -> str:
-    """Return "127.0.0.1:8080" for a kernel address such as "0100007F:1F90"."""
+    """Return the address and port, such as "127.0.0.1:8080", in kernel notation such as "0100007F:1F90"."""
     address, _, port = text.partition(":")
     words = [int(address[at : at + 8], 16) for at in range(0, len(address), 8)]
     raw = struct.pack(f"={len(words)}I", *words)

@@ -1,4 +1,4 @@
-"""Read stack dumps, and determine what each thread is doing."""
+"""Read dumps of call stacks, and determine what each thread is doing."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ _NATIVE_FILE = re.compile(r"\.so(?:\.[\d.]+)?$|\.(?:c|cc|cpp|cu|h|hpp)$|(?:^|/)p
 
 
 def parse_py_spy_text(text: str) -> dict[int, tuple[Stack, ...]]:
-    """Return the stacks in the plain text output of `py-spy dump`, for each process id.
+    """Return, for each process id, the stacks in the plain text output of `py-spy dump`.
 
     The dumped process comes first. Without --full-filenames, py-spy shortens file names. A directory is added to the
     short names of torch and of the standard library, so that they differ from the program's own files. For other text
@@ -190,24 +190,24 @@ def died_in_native_thread(text: str) -> bool:
 
 
 def is_library(file: str) -> bool:
-    """Whether the file belongs to a library or to the probe, rather than to the user's code."""
+    """Whether the file belongs to a library or to nsa-harness's instrumentation, rather than to the user's code."""
     if _SUBJECT.search(file):
         return False
     return bool(_STDLIB.search(file) or _PACKAGE.search(file) or _GUESTS.search(file))
 
 
 def is_standard(file: str) -> bool:
-    """Whether the file belongs to the standard library."""
+    """Whether the file belongs to Python's standard library."""
     return bool(_STDLIB.search(file))
 
 
 def in_probe(file: str) -> bool:
-    """Whether the file belongs to nsa-harness's probe."""
+    """Whether the file belongs to nsa-harness's instrumentation of the ranks."""
     return bool(_PROBE.search(file))
 
 
 def is_poller(stack: Stack) -> bool:
-    """Whether the thread is a background thread started by a library or by the probe."""
+    """Whether the thread is a background thread started by a library or by nsa-harness's instrumentation."""
     return any(
         in_probe(frame.file) or any(poller in frame.file for poller in _LIBRARY_POLLERS) for frame in stack.frames
     )
@@ -241,7 +241,7 @@ def training_stack(stacks: Sequence[Stack], pid: int, event_tids: Iterable[int] 
 
 
 def in_function(frames: Sequence[Frame], file_ends: str, names: Iterable[str] = ()) -> Frame | None:
-    """Return the innermost frame whose file name ends in `file_ends`, or None if there is none.
+    """Return the innermost frame in a file whose name ends in `file_ends`, or None if there is none.
 
     If `names` is not empty, only frames of functions with one of these names count.
     """
@@ -286,7 +286,7 @@ _AWAITED = {
 
 
 def thread_wait(frames: Sequence[Frame]) -> ThreadWait:
-    """Return the kind of wait for another thread shown by a stack.
+    """Return the kind of wait for another thread that the frames of a stack show.
 
     Return A_LOCK if the library frames show no more specific kind. `frames` are innermost first.
     """
@@ -390,7 +390,7 @@ _WAITS_FOR = {
 
 @dataclass(frozen=True, kw_only=True)
 class GroupCall:
-    """The collective call that a thread is in, according to its stack."""
+    """The torch.distributed call that a thread is in, according to its stack."""
 
     op: str  # the torch.distributed function, such as all_reduce
     by: str  # the library that makes the call: "DDP", "FSDP", "pipeline"; empty = the program calls it itself

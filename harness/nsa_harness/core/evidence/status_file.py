@@ -46,7 +46,7 @@ _Clock = Callable[[int], float]  # from nanoseconds to seconds since the launch
 
 
 def parse(data: bytes, launched_ns: int, newest_calls: int = protocol.CALLS) -> StatusFile:
-    """Return the content of a status file. Raise ValueError if `data` is not one.
+    """Return the content of a status file. Raise ValueError if `data` is not that of a status file.
 
     Times are in seconds since `launched_ns`. Only the latest `newest_calls` calls are read. If this is not the maximum,
     the entered modules are not read either, because a frequent reader only needs the progress. Inconsistent records are
@@ -141,7 +141,7 @@ def parse(data: bytes, launched_ns: int, newest_calls: int = protocol.CALLS) -> 
 
 
 def answered_requests(data: bytes) -> int:
-    """Return the id of the latest flight recorder request that was answered."""
+    """Return the id of the latest request for a flight recorder dump that was answered."""
     return int(protocol.HEARTBEAT.unpack_from(data, protocol.HEARTBEAT_AT)[1])
 
 
@@ -211,7 +211,7 @@ def _at(items: list[_Item], number: int, absent: _Item) -> _Item:
 
 
 def _events(data: bytes, strings: list[str], clock: _Clock) -> tuple[ProgressEvent, ...]:
-    """Return the latest events of all threads, latest first."""
+    """Return the latest events of all threads, with the most recent first."""
     events: list[ProgressEvent] = []
     for index in range(protocol.SLOTS):
         at = protocol.SLOTS_AT + index * protocol.SLOT_SIZE
@@ -256,7 +256,7 @@ def _steps(data: bytes) -> list[tuple[int, ...]]:
 
 
 def _forwards(data: bytes, strings: list[str]) -> tuple[tuple[ModuleCall, ...], tuple[StepForwards, ...]]:
-    """Return the modules whose forward was called, and the modules called in each recent step."""
+    """Return the modules whose forward methods were called, and, for each recent step, the modules called in it."""
     ring = _ring(data, protocol.FORWARD, protocol.FORWARDS_AT, protocol.FORWARDS)
     # A record that is being written leaves a gap. Only the records after the latest gap are used.
     latest = ring[_unbroken_from(ring) :]
@@ -280,7 +280,7 @@ def _forwards(data: bytes, strings: list[str]) -> tuple[tuple[ModuleCall, ...], 
 
 
 def _unbroken_from(ring: Sequence[tuple[int, ...]]) -> int:
-    """Return the index of the first record after the latest gap, or 0 if there is no gap."""
+    """Return the index of the first record after the latest gap in a ring buffer, or 0 if there is no gap."""
     after_gaps = (at for at in range(len(ring) - 1, 0, -1) if ring[at][0] != ring[at - 1][0] + 1)
     return next(after_gaps, 0)
 
@@ -421,7 +421,7 @@ def _call(record: tuple[int, ...], strings: list[str], chains: list[tuple[Frame,
 
 
 def _own_place(place: Place | None, callers: Sequence[Frame]) -> Place | None:
-    """Return the line of the program's own code that made a call.
+    """Return the line of the program's own code from which a call was made.
 
     If a library such as Lightning made the call, this is the program's line that called the library.
     """
@@ -431,9 +431,7 @@ def _own_place(place: Place | None, callers: Sequence[Frame]) -> Place | None:
 
 
 def read_place(text: str) -> Place | None:
-    """Return the source location in "file:line:function", or None for any other text. The file name can contain
-    colons.
-    """
+    """Return the source location in a string such as "file:line:function", or None if it is not one."""
     file, _, rest = text.rpartition(":")[0].rpartition(":")
     function = text.rpartition(":")[2]
     if not file or not rest.isascii() or not rest.isdigit() or len(rest) > 9:

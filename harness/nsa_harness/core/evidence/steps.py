@@ -112,7 +112,7 @@ def step_rows(status_file: StatusFile, collectives: Sequence[Collective]) -> tup
 
 
 def by_step(rows: Sequence[StepRow]) -> dict[int, StepRow]:
-    """Map the number of each optimizer step to its row."""
+    """Map the number of each optimizer step to the row that covers it."""
     return {
         step: replace(row, step=step, last_step=step) for row in rows for step in range(row.step, row.last_step + 1)
     }
@@ -189,7 +189,7 @@ def _tallies(status_file: StatusFile, collectives: Sequence[Collective]) -> tupl
 
 
 def _remembered_since(status_file: StatusFile, collectives: Sequence[Collective]) -> float | None:
-    """Return the time after which no record is missing, or None if no record is missing at all.
+    """Return the time since which the records of collectives are complete, or None if none are missing at all.
 
     For each group, the flight recorder is complete after the latest gap in the numbers.
     """
@@ -203,7 +203,9 @@ def _remembered_since(status_file: StatusFile, collectives: Sequence[Collective]
 
 
 def _first_after_gap(group: Sequence[Collective]) -> Collective | None:
-    """Return the oldest collective after the latest gap in the group's numbers, or None if there is no gap."""
+    """Return the oldest collective after the latest gap in the sequence numbers of `group`, or None if there is no
+    gap.
+    """
     series = sorted(group, key=lambda entry: entry.seq, reverse=True)
     oldest = series[0]
     for entry in series[1:]:

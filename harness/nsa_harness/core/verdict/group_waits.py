@@ -168,7 +168,7 @@ def call_of_stack(stack: Stack) -> Call | None:
 
 
 def _unrecorded_wait(rank: RankSnapshot, call: Call, job: JobState) -> WaitState | None:
-    """Return the rank's wait if the flight recorder does not record `call`, otherwise None.
+    """Return the rank's wait in `call` if the flight recorder does not record such calls, otherwise None.
 
     These are group creations, transfers and store waits.
     """
@@ -180,7 +180,7 @@ def _unrecorded_wait(rank: RankSnapshot, call: Call, job: JobState) -> WaitState
 
 
 def operation(call: Call) -> str:
-    """Return the operation of a call. For a wait on an asynchronous handle, return the awaited operation."""
+    """Return the operation of a call or, for a wait on an asynchronous handle, the operation that is awaited."""
     return call.op.removeprefix(protocol.WAIT)
 
 
@@ -202,7 +202,7 @@ def _creation(rank: RankSnapshot, call: Call, job: JobState) -> WaitState:
 
 
 def _calls_ahead(rank: RankSnapshot, peer: RankSnapshot | None, kinds: frozenset[str]) -> tuple[int, bool]:
-    """Return the number of these calls by which the peer is ahead, and whether the peer is inside one.
+    """Return by how many calls of these kinds the peer is ahead, and whether it is inside one.
 
     If calls were overwritten, 0 means that the peer may be in the same call, and -1 that it has not entered it. A peer
     without a status file counts as one call behind.
@@ -219,7 +219,7 @@ def _calls_ahead(rank: RankSnapshot, peer: RankSnapshot | None, kinds: frozenset
 
 
 def _has_lost_calls(status_file: StatusFile) -> bool:
-    """Return whether the status file has overwritten its oldest calls."""
+    """Return whether a rank's oldest calls have been overwritten in its status file."""
     return bool(status_file.calls) and status_file.calls[0].number > 1
 
 
@@ -277,7 +277,7 @@ def missing_rank(key: str) -> int | None:
 
 
 def _wait_for_ranks(kind: WaitKind, peers: Iterable[int], job: JobState, *, call: Call) -> WaitState:
-    """Create a wait for other ranks.
+    """Create the state of a wait for other ranks.
 
     The wait is closed if the state of one of them is known: that rank's own wait then decides whether it can end. It is
     also closed if none of them exists, because their numbers are not below the world size.
@@ -339,7 +339,7 @@ def _ranks_with_another_root(rank: int, call: Call | None, job: JobState) -> tup
 
 
 def _missing_members(pending: Collective, rank: int, job: JobState) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the ranks that have not entered `pending`, and the ranks whose state is unknown.
+    """Return the ranks that have not entered the collective `pending`, and the ranks whose state is unknown.
 
     A rank that entered another call with the same number has not entered `pending`.
     """
@@ -370,6 +370,6 @@ def _has_not_entered(peer: RankSnapshot, pending: Collective, *, is_member: bool
 
 
 def _matches(collective: Collective, other: Collective) -> bool:
-    """Return whether two ranks' collectives are the same call."""
+    """Return whether the collectives of two ranks are the same call."""
     same_tensors = collective.op not in _UNIFORM or (collective.sizes, collective.dtypes) == (other.sizes, other.dtypes)
     return collective.op == other.op and same_tensors

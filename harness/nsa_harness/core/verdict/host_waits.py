@@ -1,4 +1,4 @@
-"""Determine what a process waits for on its own host, such as a lock, a pipe, a file or a child process."""
+"""Determine what a process waits for on its own host: a lock, a pipe, a file, a child process or similar."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ _MAX_DEPTH = 8  # levels of child processes that are followed
 
 @dataclass(frozen=True, kw_only=True)
 class _Actor:
-    """One process of a rank, and the thread in this process whose wait is examined."""
+    """A process of a rank, together with the thread whose wait is examined."""
 
     process: Process
     before: Process | None  # the process in the snapshot before
@@ -163,7 +163,7 @@ class _Family:
 def host_wait(
     before: RankSnapshot | None, rank: RankSnapshot, stack: Stack | None, owners: Mapping[int, int], elapsed_s: float
 ) -> WaitState:
-    """Return what a thread of the rank waits for on its own host.
+    """Return the wait of a rank's thread on its own host.
 
     `before` is the rank in the snapshot before, `elapsed_s` earlier. `stack` is the stack of the thread. `owners` maps
     the process ids of all other ranks and their child processes to their rank.
@@ -184,7 +184,7 @@ def host_wait(
 
 
 def _wait_of(family: _Family, pid: int, above: tuple[int, ...]) -> WaitState:
-    """Return what a process waits for. `above` contains the ids of the processes that wait for this process."""
+    """Return the wait of a process. `above` contains the ids of the processes that wait for it."""
     actor = family.actors[pid]
     task = actor.task
     if _awaits_batch(actor.frames):
@@ -198,7 +198,7 @@ def _wait_of(family: _Family, pid: int, above: tuple[int, ...]) -> WaitState:
 
 
 def _sleep(family: _Family, actor: _Actor, task: Task, above: tuple[int, ...]) -> WaitState:
-    """Return what a sleeping thread waits for.
+    """Return the wait of a sleeping thread.
 
     The wait is closed in a polling loop that nothing else in the rank can end.
     """
@@ -261,7 +261,7 @@ def _has_no_request(actor: _Actor) -> bool:
 
 
 def _unless_busy(family: _Family, wait: WaitState) -> WaitState:
-    """Return the wait, marked as MOVING if a busy child process could end it.
+    """Return the wait, with its motion set to MOVING if a busy child process could end the wait.
 
     Child processes in `wait.computing` do not count, because they are already known to explain the wait.
     """
@@ -288,7 +288,7 @@ def _io(family: _Family, actor: _Actor, task: Task, above: tuple[int, ...]) -> W
 
 
 def _connection(family: _Family, actor: _Actor, task: Task, wait: WaitState) -> WaitState:
-    """Return a wait on a TCP connection. If another rank is at the other end, that rank is awaited."""
+    """Return a wait on a TCP connection, or for the rank at the other end of the connection if there is one."""
     socket = next((end for end in actor.process.sockets if f"socket:[{end.inode}]" == task.target), None)
     if socket is None:
         return wait
@@ -431,7 +431,7 @@ def _child(family: _Family, pid: int, above: tuple[int, ...]) -> ChildWait:
 
 
 def _motion(actor: _Actor, elapsed_s: float) -> Motion:
-    """Return a child process's activity since the previous snapshot.
+    """Return what a child process has been doing since the previous snapshot.
 
     Use of CPU time counts as progress, with one exception: if the lines of the process are known and it transferred no
     bytes, it is BURNING, because later samples of these lines show whether it is in an endless loop.
@@ -449,7 +449,7 @@ def _motion(actor: _Actor, elapsed_s: float) -> Motion:
 
 
 def _only_computes(actor: _Actor, before: Process, elapsed_s: float) -> bool:
-    """Return whether the child process only computes, rather than also reading or writing data."""
+    """Return whether the child process only computes, without reading or writing data."""
     task = actor.task
     earlier_s = next((thread.cpu_s for thread in before.tasks if task and thread.tid == task.tid), None)
     if not actor.frames or task is None or earlier_s is None or task.cpu_s - earlier_s < STARVED_SHARE * elapsed_s:

@@ -100,7 +100,7 @@ def current_limits(
 
 
 def with_deadline_from(limits: Limits, began_s: float | None) -> Limits:
-    """Return the limits with a deadline that excludes start-up.
+    """Return the limits with a deadline from which the time for start-up is excluded.
 
     `began_s` is the time when every rank had finished start-up, which depends on the launcher and not on the program.
     If it is None, the deadline counts from the launch: some rank is still starting, or the job was already running when

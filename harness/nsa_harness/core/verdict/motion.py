@@ -21,7 +21,7 @@ SLEEPS = frozenset({"clock_nanosleep", "nanosleep"})
 
 
 class Motion(StrEnum):
-    """The activity of a rank or process between two snapshots."""
+    """What a rank or process did between two snapshots, such as wait or compute."""
 
     MOVING = "moving"  # it made progress
     WAITING = "waiting"
@@ -94,7 +94,7 @@ def sleep_end_s(snapshot: RankSnapshot) -> float | None:
 
 
 def _streams(before: RankSnapshot, after: RankSnapshot, elapsed_s: float) -> bool:
-    """Return whether the rank transferred enough bytes to be saving or loading data."""
+    """Return whether the rank transferred so many bytes that it must be saving or loading data."""
     transferred = _transferred_bytes(before, after)
     return transferred is not None and transferred >= STREAM_BYTES_PER_S * elapsed_s
 
@@ -119,7 +119,7 @@ def thread_cpu_s(before: RankSnapshot | None, after: RankSnapshot) -> float | No
 
 
 def task_of(snapshot: RankSnapshot, stack: Stack | None) -> Task | None:
-    """Return the kernel's record of the thread with this stack, or None if there is none.
+    """Return the kernel's record of the thread to which a stack belongs, or None if there is none.
 
     Without a stack, return the record of the main thread.
     """

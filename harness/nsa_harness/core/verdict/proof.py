@@ -83,7 +83,7 @@ def prove(
 
 
 def snapshot_pair(snapshots: Sequence[Snapshot]) -> tuple[Snapshot, Snapshot] | None:
-    """Return the last snapshot, preceded by one taken early enough to show progress, or None if there is none.
+    """Return the last snapshot and an earlier one, far enough apart to show progress, or None if there is none.
 
     The result is (earlier, last). They are at least SETTLE_S apart.
     """
@@ -93,7 +93,7 @@ def snapshot_pair(snapshots: Sequence[Snapshot]) -> tuple[Snapshot, Snapshot] | 
 
 @dataclass(frozen=True, kw_only=True)
 class StallEpisode:
-    """The observations made of a run since it stopped making progress."""
+    """The observations made since a run stopped making progress."""
 
     snapshots: Sequence[Snapshot]  # oldest first
     samples: Sequence[Sample]  # oldest first
@@ -102,7 +102,7 @@ class StallEpisode:
     is_attended: bool = False  # a person may be using a debugger in this run
 
     def is_endless(self, root: Wait) -> bool:
-        """Return whether the rank's wait or computation has lasted long enough to count as endless."""
+        """Return whether a rank's wait or computation has lasted so long that it is treated as endless."""
         if self._may_be_answered(root):
             return False
         no_progress_s = self.no_progress_s(root)
@@ -121,7 +121,7 @@ class StallEpisode:
         return not self._wakes_in_time(root)
 
     def remaining_s(self, root: Wait) -> float | None:
-        """Return the number of seconds until the rank's wait can count as endless, or None if it never will."""
+        """Return the seconds until a rank's wait is treated as endless, or None if it never will be."""
         busy_s = _number(self.limits.busy_s)
         if root.kind is WaitKind.COMPUTE or root.computing:
             limit_s = busy_s if _all_loop(root, self.samples) else LONG_LOOP_FACTOR * busy_s
@@ -165,7 +165,7 @@ class StallEpisode:
 
 
 def computations(root: Wait, samples: Sequence[Sample]) -> tuple[Computation, ...]:
-    """Return, for each process that is computing at this rank, its recent samples.
+    """Return the recent samples of each process that is computing for a rank.
 
     The samples begin when the rank last made other progress. If the rank waits for child processes that compute, the
     samples show these processes.
@@ -192,7 +192,7 @@ def _computes(root: Wait) -> bool:
 
 
 def _burning(rank: int, samples: Sequence[Sample]) -> list[Sample]:
-    """Return a rank's latest samples in which it only computed."""
+    """Return a rank's latest samples, as far back as it only computed."""
     own = [sample for sample in samples if sample.rank == rank]
     moves = (
         number
@@ -226,13 +226,13 @@ def _is_long_loop(computation: Computation) -> bool:
 
 
 def is_closed(root: Wait, limits: Limits) -> bool:
-    """Return whether nothing can end this wait before the deadline."""
+    """Return whether nothing can end the wait of a rank before the deadline."""
     late = root.until_s is not None and limits.deadline_s is not None and root.until_s > limits.deadline_s
     return late or root.is_closed
 
 
 def _closed_kind(roots: Sequence[Wait]) -> HangKind:
-    """Return the kind of a hang in which no wait can end. A sleep past the deadline counts as STARVED."""
+    """Return the kind of a hang in which no wait can end, which is STARVED if a sleep lasts past the deadline."""
     kinds = {root.child.deepest.kind if root.child else root.kind for root in roots}
     if WaitKind.STOPPED in kinds:
         return HangKind.STOPPED

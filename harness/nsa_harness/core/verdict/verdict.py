@@ -58,7 +58,7 @@ _MIN_MOVING_SAMPLES = 2  # a single transferred byte may be a library's heartbea
 
 
 def moving_ranks(samples: Sequence[Sample]) -> tuple[int, ...]:
-    """Return the ranks that made progress in the given samples.
+    """Return the ranks that made progress according to `samples`.
 
     A rank that computes on more lines than an endless loop has counts too.
     """
@@ -66,7 +66,7 @@ def moving_ranks(samples: Sequence[Sample]) -> tuple[int, ...]:
 
 
 def ranks_with_progress(evidence: Evidence) -> list[int]:
-    """Return the sorted ranks that made progress while the job was watched."""
+    """Return, in ascending order, the ranks that made progress while the job was watched."""
     last = evidence.snapshots[-1].ranks if evidence.snapshots else ()
     return sorted({*moving_ranks(evidence.samples), *_ranks_with_new_events(last, evidence)})
 
@@ -218,7 +218,7 @@ def _judge_post_mortem(evidence: Evidence, failures: tuple[Failure, ...]) -> Jud
 
 
 def _post_mortem_proof(evidence: Evidence) -> Proof | None:
-    """Return the proof of a hang in the files of a job that was not watched, or None if there is none.
+    """Return the proof of a hang that an unwatched job's files contain, or None if they contain none.
 
     Either some ranks timed out while they waited for others, or dumps show all ranks in waits, in different calls.
     """
@@ -236,7 +236,7 @@ def _post_mortem_proof(evidence: Evidence) -> Proof | None:
 
 
 def _call(wait: Wait) -> tuple[object, ...]:
-    """Return the values that identify the call in which a rank waits."""
+    """Return the values that identify the call in which a rank waits, for comparison with other ranks."""
     return (wait.blocked_in, wait.user_frame if wait.collective is None else None)
 
 
@@ -247,7 +247,7 @@ def _no_verdict_text(evidence: Evidence) -> str:
 
 
 def pass_reason(evidence: Evidence) -> str | None:
-    """Return a sentence stating the evidence that every rank ended well, or None if there is no such evidence.
+    """Return a sentence on what shows that every rank ended well, or None if nothing shows it.
 
     The evidence is the exit code of each rank, or the exit code of a launcher that exits with 0 only if every rank did.
     Other launchers may hide the error of a rank. Under such a launcher, a rank with an unknown exit ended well if its

@@ -10,7 +10,7 @@ from nsa_harness.core.verdict.motion import Motion
 
 
 class WaitKind(StrEnum):
-    """The kind of thing that a process waits for, or the process's state if it does not wait."""
+    """What a process waits for, such as a lock, or what it does instead of waiting."""
 
     COLLECTIVE = "collective"
     POINT_TO_POINT = "point_to_point"
@@ -77,13 +77,13 @@ class ChildWait(WaitState):
 
     @property
     def deepest(self) -> ChildWait:
-        """The last wait in a chain of child processes, each of which waits for the next."""
+        """The last of a series of nested waits, in which each child process waits for the next."""
         return self.child.deepest if self.child else self
 
 
 @dataclass(frozen=True, kw_only=True)
 class Wait(WaitState):
-    """The wait of one rank, represented as a node in the wait-for graph."""
+    """The wait of one rank, which is a node of the wait-for graph."""
 
     rank: int
     blocked_in: str  # what it is blocked in, for people: "all_reduce #14"

@@ -68,7 +68,7 @@ class WaitGraph:
 
 
 def wait_graph_between(before: Snapshot, after: Snapshot, exited_ranks: Iterable[int], backend: str) -> WaitGraph:
-    """Return the wait-for graph at snapshot `after`.
+    """Return the wait-for graph at the time of the snapshot `after`.
 
     Snapshot `before` shows which ranks have made progress since. `exited_ranks` have exited, and `backend` is the
     backend of the job.
@@ -146,7 +146,7 @@ def _motion_in_wait(host: WaitState, *, works: bool) -> Motion:
 
 
 def _works(before: RankSnapshot | None, rank: RankSnapshot, elapsed_s: float) -> bool:
-    """Return whether the process keeps a core busy, excluding library threads that only spin."""
+    """Return whether a process keeps a core busy, other than with library threads that only spin."""
     if before is None or before.process is None or rank.process is None:
         return False
     earlier_s = {task.tid: task.cpu_s for task in before.process.tasks}
@@ -164,7 +164,7 @@ def _compiles(frames: Sequence[Frame]) -> bool:
 
 
 def _roots(waits: Sequence[Wait]) -> tuple[Wait, ...]:
-    """Return the waits on which all other waits depend.
+    """Return the root waits, on at least one of which every other wait depends.
 
     These are the waits of ranks that wait for no other rank, which come first, and of ranks in a cycle that waits for
     no rank outside it.
@@ -207,7 +207,7 @@ RANK_WAITS = (
 
 
 def _blocked_in(rank: RankSnapshot, stack: Stack | None, state: WaitState) -> str:
-    """Return a phrase for what a rank is blocked in, such as "all_reduce #14" or "a sleep in load"."""
+    """Return a phrase for the operation in which a rank is blocked, such as "all_reduce #14" or "a sleep in load"."""
     frames = stack.frames if stack else ()
     if state.kind in RANK_WAITS:
         return _group_wait_text(state, stack, rank.status_file)

@@ -1,4 +1,4 @@
-"""Starts the probe when Python starts, after the user's own sitecustomize.
+"""Starts nsa-harness's instrumentation when Python starts, after the user's own sitecustomize.
 
 This directory comes first on PYTHONPATH in every process of a run, so Python imports this module at startup.
 """
@@ -27,7 +27,7 @@ def _run_users() -> None:
 
 
 def _start_probe() -> None:
-    """Load and start the probe under a module name that user code cannot shadow."""
+    """Load and start the instrumentation under a module name that user code cannot shadow."""
     if not os.environ.get("_NSA_HARNESS_BOARDS"):
         return
     here = os.path.dirname(os.path.abspath(__file__))

@@ -57,7 +57,7 @@ def has_readable_descriptors(pid: int) -> bool:
 
 @dataclass(kw_only=True)
 class HolderSearch:
-    """Finds the processes that hold a resource for which a thread waits, such as a lock or a pipe.
+    """A search for the processes that hold a resource for which a thread waits, such as a lock or a pipe.
 
     The open files of all processes on this host are read once, when they are first needed.
     """
@@ -68,7 +68,7 @@ class HolderSearch:
     _is_complete: bool = True  # all processes were searched; a process that was not may hold any file
 
     def with_holders(self, process: Process) -> Process:
-        """Return a copy of the process that lists, for each waiting thread, the processes for which it waits."""
+        """Return a copy of `process` in which each waiting thread lists the processes for which it waits."""
         waiting = [task.tid for task in process.tasks if task.held_by is None and task.target][:_MAX_WAITING_THREADS]
         tasks = (self._with_holders(process.pid, task) if task.tid in waiting else task for task in process.tasks)
         return replace(process, tasks=tuple(tasks))
@@ -234,7 +234,7 @@ _TCP_INFO_BIT = 1 << 1  # requests tcp_info; bit number INET_DIAG_INFO - 1
 
 @dataclass(kw_only=True)
 class SocketTable:
-    """Reads the TCP sockets of this host.
+    """A reader of this host's TCP sockets.
 
     Each network namespace is read once, when it is first needed.
     """
@@ -264,7 +264,7 @@ class SocketTable:
         return replace(connection, peer_rank=owner[0], in_job=True) if owner else connection
 
     def _table(self, pid: int) -> tuple[dict[int, Socket], dict[int, int]]:
-        """Map the inode of each TCP socket to the socket, and to the inode at the other end of its connection."""
+        """Map the inode of each TCP socket to the socket, and to the inode of the connection's other socket."""
         namespace = _namespace(pid)
         if namespace not in self._tables:
             table = _read_table(pid)
@@ -285,7 +285,7 @@ class SocketTable:
 
 
 def socket_owners(processes: Iterable[tuple[int | None, Process]]) -> dict[int, tuple[int | None, int]]:
-    """Map the inode of each socket to the rank and pid of the process that owns it.
+    """Map the inode of each open socket to the rank and pid of the process that owns the socket.
 
     If several processes share a socket, the first of them owns it.
     """
@@ -333,7 +333,7 @@ def _read_table(pid: int) -> dict[int, Socket]:
 
 
 def _query_traffic() -> Iterator[tuple[int, TransferredBytes]]:
-    """Yield the inode and the transferred bytes of each TCP socket. Raise OSError or ValueError if the query fails."""
+    """Yield the inode and the bytes transferred of each TCP socket. Raise OSError or ValueError if the query fails."""
     deadline = time.monotonic() + _NETLINK_LIMIT_S
     with socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, _NETLINK_SOCK_DIAG) as kernel:
         for family in (socket.AF_INET, socket.AF_INET6):
@@ -347,6 +347,6 @@ def _query_traffic() -> Iterator[tuple[int, TransferredBytes]]:
 
 
 def _diag_request(family: int) -> bytes:
-    """Return a netlink request for all TCP sockets of an address family (struct inet_diag_req_v2)."""
+    """Return a netlink request for information about all TCP sockets of an address family (inet_diag_req_v2)."""
     body = struct.pack("=BBBBI48x", family, socket.IPPROTO_TCP, _TCP_INFO_BIT, 0, _ALL_STATES)
     return struct.pack("=IHHII", 16 + len(body), _SOCK_DIAG_BY_FAMILY, _REQUEST_DUMP, 1, 0) + body

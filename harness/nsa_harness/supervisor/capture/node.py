@@ -35,7 +35,7 @@ class MemoryWatch:
     initial: GroupMemory = field(default_factory=lambda: group_memory(os.getpid()))
 
     def changes(self, kmsg: Path = _KMSG) -> HostMemory:
-        """Return the current memory state, and the processes that the OOM killer has killed since the launch."""
+        """Return the node's current memory state, and the processes that the OOM killer has killed since the launch."""
         now, (total_bytes, available_bytes) = group_memory(os.getpid()), memory_bytes()
         is_countable = None not in (now.oom_kills, self.initial.oom_kills)
         return HostMemory(
@@ -49,7 +49,7 @@ class MemoryWatch:
 
 
 def _records(kmsg: Path) -> Iterator[str]:
-    """Yield the lines that the kernel log contains now."""
+    """Yield the lines that are currently in the kernel log."""
     try:  # non-blocking, because a read at the end of the log would wait
         log = os.open(kmsg, os.O_RDONLY | os.O_NONBLOCK)
     except OSError:
@@ -101,7 +101,7 @@ _MAX_DEPTH = 32
 
 @dataclass(frozen=True, kw_only=True)
 class GroupMemory:
-    """The memory limit, memory use and number of OOM kills of a control group. Unreadable values are None."""
+    """The memory limit, memory use and number of OOM kills of a control group. A value is None if it is unreadable."""
 
     limit_bytes: int | None  # the smallest limit of its group and the parent groups
     used_bytes: int | None  # memory used by the group with this limit; without a limit, by the innermost group
@@ -109,7 +109,7 @@ class GroupMemory:
 
 
 def is_frozen(pid: int, root: Path = ROOT, proc: Path = Path("/proc")) -> bool:
-    """Whether a control group (cgroup) has frozen the process.
+    """Whether the process is frozen by its control group (cgroup).
 
     A frozen process receives no signals. Its state is D or S.
     """
@@ -152,7 +152,7 @@ def control_groups(pid: int | str, controller: str, root: Path = ROOT, proc: Pat
 
 
 def number_in(*files: Path) -> int | None:
-    """Return the number in the first of these files that contains one, or None if no file does."""
+    """Return the number in the first of `files` that contains one, or None if no file does."""
     texts = (kernel_text(file) for file in files)
     return next((int(text) for text in texts if text.isdigit()), None)
 
@@ -216,7 +216,7 @@ def run_command(command: Sequence[str], limit_s: float, before_kill: Callable[[i
 
 
 def _kill_and_wait(process: subprocess.Popen[bytes]) -> str:
-    """Kill a command and its process group. Return a note for the error message if this fails, or "" on success."""
+    """Kill a command and its process group. Return a note for the error message if it survives, or "" otherwise."""
     with contextlib.suppress(OSError):
         os.killpg(process.pid, signal.SIGKILL)
     try:
@@ -231,7 +231,7 @@ def _output(file: int, limit_bytes: int) -> str:
 
 
 def _reason(text: str) -> str:
-    """Return the line of a tool's error output that states the error."""
+    """Return the line that states the error in `text`, a diagnostic tool's error output."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     error_lines = [line for line in lines if line.lower().startswith("error")]
     return (error_lines or lines[-1:] or [""])[0][:300]

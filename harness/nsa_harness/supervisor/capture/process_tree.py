@@ -23,7 +23,7 @@ _MAX_CHILDREN = 64  # per rank
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessTree:
-    """The processes of a run at one moment."""
+    """The processes of a run at one moment, arranged as a tree below its ranks and launchers."""
 
     processes: dict[int, Process]  # rank -> its process; only ranks that are alive
     children: dict[int, tuple[Process, ...]]  # rank -> its descendants, parents first
@@ -92,7 +92,7 @@ def _with_last_tasks(process: Process, last_tasks: dict[int, Task]) -> Process:
 
 
 def _with_wake_count(task: Task, last_task: Task | None) -> Task:
-    """Return a copy of the thread with its wake-up count updated from `last_task`, its state in the last snapshot."""
+    """Return the thread with its wake-up count continued from `last_task`, its state in the last snapshot."""
     if last_task is None or last_task.wakes_at_s is None or task.wakes_at_s is None:
         return task
     return replace(task, wake_count=last_task.wake_count + (task.wakes_at_s > last_task.wakes_at_s))

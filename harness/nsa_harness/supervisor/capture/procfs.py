@@ -58,7 +58,7 @@ def read_stat(pid: int, tid: int | None = None) -> Stat | None:
 
 
 def exit_status(pid: int) -> int | None:
-    """Return the exit code of a zombie, or its signal as a negative number.
+    """Return the exit code of a zombie process, or the number of the signal that killed it as a negative number.
 
     Return None for any other process.
     """
@@ -258,7 +258,7 @@ _MAX_LINKS = 40  # the kernel's limit
 
 
 def path_in_process(pid: int, file: str, proc: Path = Path("/proc")) -> Path:
-    """Translate a path that another process uses, for example in a container, to one that works in this process.
+    """Translate a path used by another process, such as one in a container, to a path that works in this process.
 
     If the two processes have different roots, the result is below /proc/PID/root. Links are resolved within that root,
     as the process sees them, because the kernel would follow absolute links out of it.

@@ -31,7 +31,7 @@ _CHUNK = 1 << 16
 
 
 def query_flight_recorder(probe_dir: Path, pid: int, limit_s: float = LIMIT_S) -> str:
-    """Return the flight recorder of a process as JSON text.
+    """Return the flight recorder dump of a process as JSON text.
 
     It is requested from the worker server that the probe started. Raise the same exceptions as `query`.
     """
@@ -48,7 +48,7 @@ _PING_S = 0.3
 
 
 def query_own_server(address: Path | int, limit_s: float = LIMIT_S) -> tuple[str, tuple[Collective, ...]]:
-    """Return the flight recorder, as text and parsed, from a worker server that the job has started.
+    """Return the flight recorder dump, as text and parsed, from a worker server that the job has started.
 
     The recorder of gloo is tried first, then that of NCCL. Raise the same exceptions as `query`.
     """
@@ -180,7 +180,7 @@ _UNCHANGED_S = 0.05  # a file that has not changed for this long is complete
 
 
 def request_dump(pid: int, rank: int, environment: Mapping[str, str]) -> str | None:
-    """Ask NCCL to write the flight recorder of a rank.
+    """Ask NCCL to dump a rank's flight recorder.
 
     Return the path of the rank's pipe as the process sees it, or None if the process has no pipe. Raise OSError if no
     process reads the pipe.
@@ -203,7 +203,7 @@ def request_dump(pid: int, rank: int, environment: Mapping[str, str]) -> str | N
 
 
 def await_dump(pid: int, rank: int, environment: Mapping[str, str], since_ns: int, limit_s: float) -> bytes:
-    """Wait until NCCL has written the flight recorder, and return its bytes.
+    """Wait until NCCL has dumped a rank's flight recorder, and return the bytes of the dump.
 
     A file that is older than `since_ns` (wall clock) is ignored. Raise TimeoutError if this takes longer than
     `limit_s`, and OSError if the file cannot be read.
@@ -223,7 +223,7 @@ def await_dump(pid: int, rank: int, environment: Mapping[str, str], since_ns: in
 
 
 def _is_complete(file: Path, since_ns: int) -> bool:
-    """Whether the file was written after `since_ns` and is no longer changing."""
+    """Whether the dump in `file` was written after `since_ns` and is no longer changing."""
     try:
         status = file.lstat()
     except OSError:

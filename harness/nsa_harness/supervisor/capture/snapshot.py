@@ -48,7 +48,7 @@ from nsa_harness.supervisor.storage.sources import text_as_launched
 
 
 def snapshot_text(snapshot: RankSnapshot) -> Iterator[str]:
-    """Yield the lines of a human-readable dump of one rank.
+    """Yield the lines of a human-readable text that shows one rank's snapshot.
 
     They show its state and what it waits for, then the stack of each Python thread, innermost frame first.
     """
@@ -116,7 +116,7 @@ _StackResult = tuple[_Threads, str]  # the stacks, and the dump from which they 
 
 @dataclass(frozen=True, kw_only=True)
 class PipeRequest:
-    """A request to NCCL to write a rank's flight recorder."""
+    """A request to NCCL, sent through a pipe, to dump a rank's flight recorder."""
 
     rank: int
     pipe: str | None  # path of the pipe; None = the process has no pipe
@@ -125,7 +125,7 @@ class PipeRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class StackSampler:
-    """Takes snapshots of the ranks during one attempt to run a program."""
+    """A sampler that takes snapshots of the ranks, including their stacks, during one attempt to run a program."""
 
     origin_ns: int
     probe_dir: Path
@@ -183,7 +183,9 @@ class StackSampler:
         writes_dumps: bool,
         prefers_heartbeat: bool,
     ) -> Callable[[int], RankSnapshot]:
-        """Start all queries about one rank. Return a function that waits for their results."""
+        """Start all queries about one rank. Return a function that waits for the results and returns them as a
+        snapshot.
+        """
         process, status_file = tree.processes.get(rank), self.read_status_file(pid)
         children = tree.children.get(rank, ())
         limit_factor = max(1.0, sum(1 for _ in tree.all_processes) / _QUERIES_AT_FULL_SPEED, _load_factor())
@@ -232,7 +234,7 @@ class StackSampler:
         return combine
 
     def _count_bytes(self, snapshot: RankSnapshot) -> None:
-        """Record the number of bytes that the process read and wrote because of this snapshot."""
+        """Record the number of bytes that the process read and wrote only because this snapshot was taken."""
         process = snapshot.process
         if process and process.io_bytes is not None:
             now = procfs.io_bytes(process.pid) or process.io_bytes
@@ -320,7 +322,7 @@ class StackSampler:
     # The flight recorder.
 
     def _flight_without_probe(self, rank: int, pid: int, server: Path | int | None) -> _FlightResult:
-        """Return the flight recorder of a rank that runs without nsa-harness's instrumentation."""
+        """Return the collectives in the flight recorder of a rank that runs without nsa-harness's instrumentation."""
         if server is None:
             return self._flight_through_pipe(rank, pid), False
         try:
@@ -344,7 +346,7 @@ class StackSampler:
         return earlier is not None and earlier != counts
 
     def _flight_through_pipe(self, rank: int, pid: int) -> tuple[Collective, ...]:
-        """Return the flight recorder that NCCL writes on request."""
+        """Ask NCCL through a pipe to dump the flight recorder, and return the collectives in the dump."""
         environment = procfs.environment(pid)
         request = self.pipe_requests.get(pid)
         try:
@@ -365,7 +367,7 @@ class StackSampler:
             return ()
 
     def _flight(self, rank: int, pid: int, *, is_needed: bool, prefers_heartbeat: bool) -> _FlightResult:
-        """Return the flight recorder of a rank.
+        """Return the collectives in a rank's flight recorder.
 
         A rank that is starting or exiting does not respond, which counts as trouble only if the recorder `is_needed`.
         """
@@ -395,7 +397,7 @@ class StackSampler:
         return status_file.beat_s is not None and now_s - status_file.beat_s < _HEARTBEAT_S
 
     def _from_worker_server(self, pid: int) -> str | None:
-        """Store the flight recorder from the worker server. Return the error message, or None on success."""
+        """Store the flight recorder dump from the worker server. Return an error message, or None on success."""
         try:
             recorder = query_flight_recorder(self.probe_dir, pid, _FLIGHT_LIMIT_S)
             parse_flight(recorder)
@@ -410,7 +412,9 @@ class StackSampler:
         return self.probe_dir / protocol.FLIGHT.format(pid=pid)
 
     def _from_heartbeat(self, pid: int) -> str | None:
-        """Store the flight recorder from the heartbeat thread. Return the error message, or None on success."""
+        """Make the rank's heartbeat thread store a flight recorder dump. Return an error message, or None on
+        success.
+        """
         path = self.probe_dir / protocol.STATUS_FILE.format(pid=pid)
         with suppress(OSError, ValueError), path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as memory:
             (request,) = protocol.REQUEST.unpack_from(memory, protocol.REQUEST_AT)
@@ -439,7 +443,7 @@ class StackSampler:
 
 
 def drop_incomplete_recorders(snapshots: Sequence[RankSnapshot]) -> tuple[RankSnapshot, ...]:
-    """Drop the flight recorders of ranks without a status file, unless every such rank has a recorder.
+    """Remove the flight recorders of ranks without a status file, unless every such rank has a recorder.
 
     If only some recorders could be read, the ranks without a recorder would seem to have skipped collectives.
     """

@@ -44,7 +44,7 @@ _TOTAL_S = 2.4  # time limit per process for all sources together
 
 @dataclass(kw_only=True)
 class StackSources:
-    """Reads the Python stacks of one process. Several sources are tried in turn."""
+    """A reader of the Python stacks of one process, which tries several sources in turn."""
 
     process: Process
     probe_dir: Path
@@ -179,7 +179,7 @@ def _py_spy(pid: int, options: Sequence[str], limit_s: float) -> str:
 
 
 def _is_traced(pid: int, tool: int) -> bool:
-    """Whether the tool with pid `tool` is tracing the process and keeps it stopped."""
+    """Whether the tool with pid `tool`, such as py-spy, is tracing the process and keeping it stopped."""
     # A program that a signal has stopped (state T, not t) must stay stopped.
     # The tool is stopped first, so that the state does not change while it is read.
     with contextlib.suppress(OSError):

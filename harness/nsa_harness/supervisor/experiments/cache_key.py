@@ -63,7 +63,7 @@ def changed_entries(before: CacheKey, after: CacheKey) -> tuple[str, ...]:
 
 
 def mark_outputs(before: CacheKey, after: CacheKey) -> dict[str, str]:
-    """Return the earlier cache key, with every changed file marked as an output of the program.
+    """Return the cache key `before`, with every file that has changed in `after` marked as an output of the program.
 
     It is called after the first run of the program, because later runs will change these files too.
     """
@@ -71,7 +71,7 @@ def mark_outputs(before: CacheKey, after: CacheKey) -> dict[str, str]:
 
 
 def sealed_digest(*facts: object) -> str:
-    """Return a digest of secret values. Computing it is slow, so that guessing the values takes a long time."""
+    """Return a digest of secret values that is slow to compute, which makes the values hard to guess."""
     return hashlib.pbkdf2_hmac("sha256", repr(facts).encode(errors="replace"), b"", _DIGEST_ROUNDS, 8).hex()
 
 
@@ -89,7 +89,7 @@ class Interpreter:
 
     @property
     def key_entries(self) -> dict[str, str]:
-        """Return the entries of the cache key for this interpreter."""
+        """Return the entries that describe this interpreter in an experiment's cache key."""
         return {"Python": self.version, **{f"package {name}": says for name, says in sorted(self.packages.items())}}
 
 
@@ -130,7 +130,7 @@ def query_interpreter(python: str | None, environment: Mapping[str, str]) -> Int
 
 
 def query_interpreter_of(specs: Sequence[RunSpec]) -> Interpreter:
-    """Return a description of the Python interpreter that the first launch uses."""
+    """Return a description of the Python interpreter that the first of `specs` uses."""
     if not specs:
         return Interpreter()
     return query_interpreter(specs[0].python, {**os.environ, **dict(specs[0].env)})
@@ -162,7 +162,7 @@ class LaunchedProgram:
     working_dir: Path
 
     def environment_entries(self) -> dict[str, str]:
-        """Return the interpreter and the environment variables as entries of the cache key."""
+        """Return the cache key entries for the interpreter and the environment variables."""
         environment = {**self.interpreter.key_entries}
         for spec in self.specs:
             environment |= variable_entries(spec)
@@ -201,7 +201,7 @@ class LaunchedProgram:
         ]
 
     def _named_paths(self, working_dir: Path) -> Iterator[Path]:
-        """Yield each path to which the arguments and variables of the program could refer."""
+        """Yield each path to which an argument or environment variable of the program could refer."""
         texts = [word for spec in self.specs for word in spec.program]
         texts += [value for spec in self.specs for name, value in spec.env if name != _PATH]
         for word in dict.fromkeys((*texts, *self.arguments)):
@@ -224,7 +224,7 @@ class ModuleGraph:
     _waiting: deque[Path] = field(default_factory=deque)
 
     def add(self, file: Path, program_dir: Path) -> None:
-        """Add a file that is used by a program in the directory `program_dir`."""
+        """Add a file used by a program whose directory is `program_dir`."""
         if len(self.files) < _MAX_FILES and file not in self.files:
             self.files[file] = program_dir
             self._waiting.append(file)
@@ -275,7 +275,7 @@ class ModuleGraph:
             self.add_module(".".join(filter(None, (node.module, alias.name))), program_dir, package)
 
     def _read_dynamic(self, name: ast.expr, program_dir: Path) -> None:
-        """Add the modules that a call such as `import_module(name)` could import."""
+        """Add the modules that a call such as `import_module(name)` could import, given the expression `name`."""
         if isinstance(name, ast.Constant) and isinstance(name.value, str):
             self.add_module(name.value.lstrip("."), program_dir)
             return

@@ -1,4 +1,4 @@
-"""Creates the configurations between the good and the bad end of a bisection.
+"""Creates the configurations between the known-good and the known-bad configuration of a bisection.
 
 They are commits, mixed config files and mixed environments.
 """
@@ -37,7 +37,7 @@ class CannotMixError(HarnessError):
 
 @dataclass(frozen=True, kw_only=True)
 class DifferentKey:
-    """A key that has different values in two config files.
+    """A key with different values in the good and the bad config file of a bisection.
 
     A value is None if the file lacks the key or sets it to null.
     """
@@ -149,7 +149,7 @@ def _plain_value(value: Any) -> Plain:
 
 @dataclass(frozen=True, kw_only=True)
 class Environment:
-    """The environment variables and packages of the good or bad end of a bisection.
+    """The environment variables and packages of a bisection's known-good or known-bad configuration.
 
     `packages` maps a normalized name to a version, or to a requirement with a URL. `python` is the interpreter if the
     environment is a virtual environment, otherwise None.
@@ -251,7 +251,7 @@ _PIP = ("-m", "pip", "install", "--no-deps", "--no-input", "--disable-pip-versio
 
 @dataclass(kw_only=True)
 class Mixtures:
-    """The directory for the mixed configurations of one bisection.
+    """The directory in which a bisection stores its mixed configurations.
 
     The user's own environments are never changed.
     """
@@ -268,7 +268,7 @@ class Mixtures:
         return path
 
     def python_path(self, packages: Mapping[str, Plain], python: str | None) -> tuple[str, ...]:
-        """Return directories for PYTHONPATH that make an interpreter use the versions in `packages`.
+        """Return directories for PYTHONPATH from which an interpreter imports the package versions in `packages`.
 
         They must come first. A package whose version is None is hidden. Raise CannotMixError with the reason from pip
         if an installation fails.
@@ -305,8 +305,8 @@ class Mixtures:
         raise CannotMixError(self._pip_errors[requirement])
 
     def _without_package(self, name: str, modules: Collection[str], others: Collection[str]) -> Path:
-        """Return a directory for PYTHONPATH that hides a package from imports. Raise CannotMixError if that is
-        impossible.
+        """Return a directory for PYTHONPATH that makes a package impossible to import. Raise CannotMixError if none
+        can.
         """
         shared_module = next((module for module in modules if module in others), None)
         if shared_module is not None or not modules:
@@ -349,7 +349,7 @@ def _pip_install(folder: Path, requirement: str, python: str) -> str:
 
 
 def environment_differences(good: Environment, bad: Environment) -> Iterator[tuple[str, Plain, Plain]]:
-    """Yield the name, good value and bad value of each variable or package that differs.
+    """Yield the name, good value and bad value of each variable or package that differs between two environments.
 
     A package is named "package.NAME". A value is None if the environment lacks the variable or package.
     """
@@ -375,7 +375,7 @@ class Commit:
 
 @dataclass(frozen=True, kw_only=True)
 class CommitRange:
-    """The commits of a bisection, from good to bad.
+    """The commits that a bisection covers, ordered from the good commit to the bad one.
 
     `later` contains the successors of the good commit, oldest first.
     """

@@ -65,7 +65,7 @@ class SearchDirectory:
     note: str = ""  # the reason why an earlier, similar experiment is not continued; "" if there is none
 
     def write(self, **changes: Any) -> None:
-        """Change fields of the state and store it, with secrets removed."""
+        """Change fields of the experiment's state and store the state, with secrets removed."""
         redaction = self.run.redaction
         self.state = replace(self.state, **changes)
         redacted_state = replace(
@@ -88,7 +88,7 @@ class SearchDirectory:
 
 
 class Journal:
-    """The stored test runs of one bisection, which need not be launched again."""
+    """A bisection's stored test runs, whose results can be reused without launching the program again."""
 
     def __init__(self, run: RunDir) -> None:
         self._path, self._redaction = run.search_probes, run.redaction
@@ -99,7 +99,7 @@ class Journal:
             self._waiting[probe.subset, probe.in_full].append(probe)
 
     def take(self, subset: Subset, *, in_full: bool) -> ProbeReport | None:
-        """Return the next unused stored test run of the configuration `subset`, or None if there is none.
+        """Return the next unused test run stored for the configuration `subset`, or None if none is left.
 
         `in_full`: whether it must have run under torchrun with the full time limits.
         """
@@ -107,7 +107,7 @@ class Journal:
         return waiting.pop(0) if waiting else None
 
     def restart_without_forks(self) -> None:
-        """Make the stored test runs available again, except those from a forked process."""
+        """Make the stored test runs available again, except those launched by forking."""
         self.session_probes.clear()
         self._waiting.clear()
         for probe in self.stored:
@@ -140,7 +140,7 @@ def open_search(
     state_file: Callable[[RunDir], Path] = _bisection_state_file,
     noun: str = "search",
 ) -> Iterator[SearchDirectory]:
-    """Continue the latest interrupted experiment that matches `state`, or start a new one.
+    """Continue the latest interrupted experiment that matches `state`, or start a new one. Yield its run directory.
 
     Its directory stays locked until the context ends. `file_entries`: returns the cache key's entries for the program's
     files. `state_file`: returns the path of the stored state in a run directory. `noun`: the word for such an
@@ -220,7 +220,7 @@ def _command_words(command: str) -> list[str]:
 
 
 def _stored_probes(run: RunDir) -> Iterable[ProbeReport]:
-    """Yield the stored test runs. Unreadable lines are skipped."""
+    """Yield the test runs stored in a bisection's run directory. Unreadable lines are skipped."""
     for record in run.directory.read_records(run.search_probes):
         try:
             yield type_adapter(ProbeReport).validate_python(record)

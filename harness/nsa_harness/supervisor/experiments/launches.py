@@ -99,7 +99,7 @@ class Templates:
         return (*self.args, *(value for _, value in self.env))
 
     def _without_ranges(self) -> Templates:
-        """Return only the templates that can express any subset, or all templates if none can."""
+        """Return only the templates that can express any subset of the items, or all templates if none can."""
         names_of_texts = [_placeholder_names(text) for text in self._texts]
         list_names = next((names for names in names_of_texts if names in ({"layers"}, {"items"})), None)
         if list_names is None or {*list_names, "range"} in names_of_texts or {"range"} not in names_of_texts:
@@ -111,7 +111,7 @@ class Templates:
         )
 
     def fill(self, subject: Subject, subset: Collection[int], file: str = "") -> Templates:
-        """Return the templates with their placeholders replaced for a subset of the items.
+        """Return the templates with their placeholders filled in for `subset`, a subset of the items.
 
         `file` is the path of the config file for the subset.
         """
@@ -149,7 +149,7 @@ class Launches:
         self.specs.clear()
 
     def use_mixtures(self, mixtures: Mixtures) -> None:
-        """Use `mixtures` to write mixed config files and environments."""
+        """Use `mixtures` to write the mixed config files and environments of intermediate configurations."""
         self.mixtures = mixtures
         self.specs.clear()
 
@@ -171,11 +171,14 @@ class Launches:
         return self.specs[key]
 
     def ends(self) -> list[RunSpec | str]:
-        """Return, for the good and the bad end, the launch or the reason why it cannot be launched."""
+        """Return, for the known-good and the known-bad configuration, the launch or the reason why it cannot be
+        launched.
+        """
         return [self.spec_or_reason(subset) for subset in ((), range(len(self.subject.items)))]
 
     def with_learned_limits(self, spec: RunSpec, *, in_full: bool) -> RunSpec:
-        """Return the launch with time limits learned from the good end, if the scenario sets none.
+        """Return the spec with time limits derived from the known-good configuration's runs, unless the scenario sets
+        them.
 
         `in_full`: only with the limits that the printed command also sets.
         """
@@ -200,7 +203,7 @@ class Launches:
             return frozenset()
 
     def command(self, subset: Collection[int], stored: Path | None, *, starved: bool = False) -> str | None:
-        """Return a shell command that repeats the launch for `subset`, or None if there is no such command.
+        """Return a shell command that repeats the launch for `subset`, or None if no command can express it.
 
         `stored` is the file with its spec, for a launch that no options can express. `starved`: only a limit proves its
         hang, so the command names the limit.
@@ -231,7 +234,7 @@ class Launches:
         return tuple(f"{name}={shlex.quote(text)}" for name, text in env)
 
     def _named_limits(self, subset: Collection[int]) -> list[str]:
-        """Return command-line arguments for the time limit that was learned from the good end."""
+        """Return command-line arguments that set the time limit derived from the known-good configuration's runs."""
         if self.longest_quiet_s is None or self.spec(subset).limits.open_wait_s is not None:
             return []
         return [f"limits.open_wait_s={proof_after_s(self.longest_quiet_s):g}"]
@@ -284,7 +287,7 @@ class Launches:
         return replace(question, arguments=words, script=script)
 
     def _file(self, subset: Collection[int]) -> str:
-        """Return the path of the config file for a subset of the items, mixed from the good and the bad file."""
+        """Return the path of a config file mixed from the good and the bad file for a subset of the items."""
         good, bad = self._both_files()
         if len(subset) in (0, len(self.subject.items)):
             return (bad if subset else good)[0]
@@ -335,7 +338,7 @@ def _yaml_quote(text: str) -> str:
 
 
 def _shell_quote(word: str) -> str:
-    """Return an argument quoted for a shell. Brackets are not quoted, to keep it readable."""
+    """Return an argument quoted for a shell. Brackets are left unquoted, which keeps the argument readable."""
     return word if is_override(word) and re.fullmatch(r"[A-Za-z0-9_.=:,\[\]+-]*", word) else shlex.quote(word)
 
 
@@ -393,7 +396,7 @@ _KINDS = {
 
 @dataclass(frozen=True, kw_only=True)
 class EarlierRuns:
-    """The stored runs of the good and the bad end of a bisection, with the latest first."""
+    """The stored runs of a bisection's known-good and known-bad configurations, latest first."""
 
     good: tuple[StoredResult, ...] = ()
     bad: tuple[StoredResult, ...] = ()  # for a choice the runs of every value
@@ -430,7 +433,7 @@ class EarlierRuns:
 
 
 def find_earlier_runs(launches: Launches, parent: Path, but: str = "") -> EarlierRuns:
-    """Return the stored runs of both ends of a bisection, except for the run named `but`.
+    """Return the stored runs of a bisection's known-good and known-bad configurations, except the run named `but`.
 
     `parent` is the directory of all runs.
     """
@@ -504,7 +507,7 @@ def make_cache_key(request: BisectRequest, launches: Launches, program: Launched
 
 
 def _launch_identity(subject: Subject, spec: RunSpec | str) -> object:
-    """Return a value that is equal for equal launches."""
+    """Return a value that is equal for two launches if they would run the same program in the same way."""
     if isinstance(spec, str):
         return spec
     return replace(spec, spec_hash="") if subject.form is SubjectForm.COMMIT else spec.spec_hash

@@ -149,7 +149,7 @@ class _Option:
 
     @property
     def machine_layers(self) -> int | None:
-        """Return the model's number of layers on this machine, or None for a user's program."""
+        """Return the number of layers that the scenario's model has on this machine, or None for a user's program."""
         return machine_choice(self.scenario, self.facts).layers if self.scenario.is_ours else None
 
     @property
@@ -194,7 +194,7 @@ def _world_size(option: _Option) -> Subject:
 
 
 def _number_range(option: str, key: str, value: str, *, lowest: int, most: int | None) -> Subject:
-    """Return the subject of a bisection over all numbers from a good one to a bad one.
+    """Return the subject of a bisection over all numbers from a known-good one to a known-bad one.
 
     The bad number can be unknown, as in "4:". The numbers are `lowest` and `most` if the option has the value "auto".
     """
@@ -260,7 +260,7 @@ def _any(option: _Option) -> Subject:
 
 
 def _ordered_values(option: _Option) -> Subject:
-    """Return the subject of a bisection over values, which are kept in the given order."""
+    """Return the subject of a bisection over a list of values, whose order is kept."""
     key, values = _values_as_written("--ordered", option.value, "v=[1.9,2.0,2.0.1,2.1], the good one first")
     return Subject(form=SubjectForm.VALUE, key=key, noun=key, items=tuple(values[1:]), good=values[0])
 
@@ -271,7 +271,7 @@ def _alternatives(option: _Option) -> Subject:
 
 
 def _values_as_written(option: str, value: str, example: str) -> tuple[str, list[Plain]]:
-    """Return the key and the values of an option, exactly as the user wrote them."""
+    """Return the key that an option names and its list of values, exactly as the user wrote them."""
     mistake = f"{option}: expected KEY=[A, B, ...] with two values or more, such as {example}; got {value_text(value)}"
     if not is_override(value):
         raise UsageError(mistake)

@@ -141,7 +141,7 @@ def _resolve_plans(plans: Sequence[PhasePlan], facts: MachineFacts) -> tuple[Pha
 
 
 def _node_at(node: Node, location: Sequence[str | int]) -> Node:
-    """Return the YAML node at `location`, or its deepest existing ancestor."""
+    """Return the YAML node at `location` in the tree below `node`, or its deepest existing ancestor."""
     for step in location:
         content = node.content
         if isinstance(content, dict) and step in content:

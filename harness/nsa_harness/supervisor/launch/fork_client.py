@@ -88,7 +88,7 @@ def unforkable_reason(spec: RunSpec) -> str | None:
 
 
 def without_fork(spec: RunSpec, reason: str = _NO_SERVER) -> RunSpec:
-    """Return the spec changed to launch without forking. `reason` is added to its notes."""
+    """Return a copy of the spec that is launched without forking, with `reason` added to its notes."""
     launcher = Launcher.PLAIN if is_plain_command(spec) else Launcher.TORCHRUN
     return replace(spec, launcher=launcher, notes=(*spec.notes, reason))
 
@@ -107,7 +107,7 @@ def _program_file(spec: RunSpec) -> str:
 
 
 def _late_setting(spec: RunSpec) -> str | None:
-    """Return the reason why the source code of the program prevents forking, or None if it does not."""
+    """Return the reason why a setting in the source code would come too late after forking, or None if none would."""
     file = Path(spec.cwd or ".", _program_file(spec))
     if file.suffix != ".py" or not file.is_file():
         return None
@@ -117,7 +117,7 @@ def _late_setting(spec: RunSpec) -> str | None:
 
 @dataclass(kw_only=True)
 class _ForkedReaper:
-    """A reaper process that was created by forking. It is not a child of this process."""
+    """A reaper process forked by the server, and therefore not a child of this process."""
 
     stdin: IO[bytes] | None
     stdout: IO[bytes] | None
@@ -157,7 +157,7 @@ class _Server:
         self.modules = frozenset(self._await_modules())
 
     def start(self, order: dict[str, Any]) -> _ForkedReaper:
-        """Make the server fork a reaper process. Raise CannotFork if that fails."""
+        """Make the server fork a process that runs the reaper. Raise CannotFork if that fails."""
         self._check_size(order)
         stdin, order_pipe = os.pipe()
         event_pipe, stdout = os.pipe()
@@ -210,7 +210,7 @@ class _Server:
         return next((line for line in reversed(lines) if line), f"not ready within {_READY_S:.0f} s")
 
     def _check_size(self, order: dict[str, Any]) -> None:
-        """Raise CannotFork if the command line or the environment variables are too long."""
+        """Raise CannotFork if the command line or the environment variables in `order` are too long."""
         variables = [f"{name}={value}" for name, value in order["env"].items()]
         for entries, reserved_bytes, label in (
             (order["argv"], _ARGUMENTS_BYTES, "command line"),
@@ -240,7 +240,7 @@ class ForkServer:
                 server.close()
 
     def with_launcher(self, spec: RunSpec) -> RunSpec:
-        """Return the spec, with a normal launcher if it requests forking but forking is impossible.
+        """Return the spec, changed to use a normal launcher if it requests forking but cannot be forked.
 
         The reason is added as a note. Other specs are returned unchanged.
         """
@@ -296,7 +296,7 @@ class ForkServer:
 
 
 def _shadowing_file(spec: RunSpec, modules: frozenset[str]) -> Path | None:
-    """Return a file next to the program with the same name as one of `modules`, or None if there is none."""
+    """Return a file in the program's directory with the same name as one of `modules`, or None if there is none."""
     file = _program_file(spec)
     place = Path(spec.cwd or ".", "" if file == "-m" else file)
     home = place if place.is_dir() else place.parent

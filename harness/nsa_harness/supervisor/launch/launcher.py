@@ -64,7 +64,7 @@ def command_line(spec: RunSpec, python: str, attempt_dir: Path | None) -> list[s
 
 
 def _current_module_name(module: str) -> str:
-    """Return the current name of a module, given its current name or its name in an older version."""
+    """Return the current name of a module, given that name or the one from an older version."""
     return module.replace(f"{_PACKAGE.name}.{IN_CHECKOUT[-1]}.", f"{SUBJECT.name}.", 1)
 
 
@@ -75,7 +75,7 @@ def is_plain_command(spec: RunSpec) -> bool:
 
 
 class ReaperProcess(Protocol):
-    """The methods of a reaper process that `LaunchedRun` uses."""
+    """The interface of the reaper process through which a `LaunchedRun` controls its run."""
 
     stdin: IO[bytes] | None
     stdout: IO[bytes] | None
@@ -84,7 +84,7 @@ class ReaperProcess(Protocol):
 
 
 class JobProcesses(Protocol):
-    """A launched or observed job, as seen by the code that watches it.
+    """The interface of a launched or observed job's processes, as used by the code that watches the job.
 
     It returns events, such as the exit of a process, and sends commands to the reaper.
     """
@@ -126,7 +126,7 @@ class LaunchedRun:
     replacements: int = 0
 
     def events(self, wait_s: float) -> list[dict[str, Any]]:
-        """Return the new messages from the reaper. The wait for the first one takes at most `wait_s` seconds."""
+        """Return the new messages from the reaper, after waiting at most `wait_s` seconds for the first one."""
         out = self.reaper.stdout
         assert out is not None
         ready, _, _ = select.select([out], [], [], wait_s)
@@ -279,7 +279,7 @@ def _adopt_orphans() -> None:
 
 
 def probe_directory(tag: str) -> Path:
-    """Return the path of the directory for the status files of the ranks.
+    """Return the path of the directory in which a run's ranks write their status files.
 
     `tag` identifies the run. The reaper creates the directory. It is in /dev/shm, or in the temporary directory if
     /dev/shm is not writable.
@@ -313,7 +313,7 @@ def _environment(spec: RunSpec, attempt: AttemptDir, tag: str, probe_dir: Path, 
 
 
 def shared_environment(spec: RunSpec) -> dict[str, str]:
-    """Return the environment variables that all launches of this spec's program share."""
+    """Return the environment variables that every launch of the program in `spec` receives."""
     runs_subject = str(SUBJECT) in spec.program
     inherited_variables = {
         name: value

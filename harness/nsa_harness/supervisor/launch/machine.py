@@ -33,7 +33,7 @@ def machine_facts() -> MachineFacts:
 
 
 def visible_gpus(visible_devices: str | None, names: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the GPUs that remain visible under the value `visible_devices` of CUDA_VISIBLE_DEVICES.
+    """Return those of the GPUs `names` that are visible when CUDA_VISIBLE_DEVICES has the value `visible_devices`.
 
     `names` are the names of all GPUs. Like CUDA, ignore everything from the first index that does not exist. UUIDs are
     returned unchecked.
@@ -120,7 +120,7 @@ _TORCH_CUDA = re.compile(r"^cuda(?:: [^=]+)? = '([^']+)'", re.MULTILINE)
 
 @cache
 def _cuda() -> dict[str, str | None]:
-    """Return the versions of CUDA, the driver, NCCL and cuDNN, without importing torch."""
+    """Return the installed versions of CUDA, the driver, NCCL and cuDNN, without importing torch."""
     return {
         "cuda": _torch_cuda(),
         "driver": next(iter((_command_output(*_DRIVER) or "").splitlines()), None) or None,

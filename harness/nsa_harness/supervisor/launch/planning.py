@@ -162,7 +162,7 @@ def _scenarios_of(plan: PlanText, working_dir: Path) -> tuple[str, ...]:
 
 
 def select_shard(launches: Sequence[RunSpec | Skip], shard: tuple[int, int] | None) -> tuple[RunSpec | Skip, ...]:
-    """Return every N-th launch, starting with the K-th, if `shard` is (K, N), or all launches if it is None.
+    """Return every N-th launch, starting with the K-th, if `shard` is (K, N). If it is None, return all launches.
 
     Raise UsageError if no launch remains.
     """
@@ -258,7 +258,7 @@ def _select(
 
 
 def all_scenarios(working_dir: Path) -> tuple[tuple[SelectedScenario, ...], tuple[str, ...]]:
-    """Return all scenarios without overrides, and notes for the user."""
+    """Return all scenarios that can be selected, without overrides, and notes for the user."""
     catalog = load_catalog(working_dir, shipped_root())
     return _with_changes(catalog.scenarios, Changes(), {}), catalog.notes
 
@@ -383,7 +383,7 @@ def file_argument(name: str, working_dir: Path) -> str:
 
 
 def spec_in_checkout(spec: RunSpec, tree: Path) -> RunSpec:
-    """Return the spec changed to run in `tree`, a checkout of another commit.
+    """Return the spec changed to run in `tree`, a checkout of another commit of the program.
 
     If the spec runs nsa-harness's own training program, and the checkout contains it, the checkout's copy is used.
     """

@@ -1,4 +1,4 @@
-"""A process (the "reaper") that starts the launcher of a run and finally ends all processes of the run.
+"""A process (the "reaper") that starts the launcher of a run and, when the run is over, ends all remaining processes.
 
 The controller is the nsa-harness command that watches the run. The reaper is a separate program (standard library only,
 no imports of this package): it must start in milliseconds and must not die with the controller. It runs in its own
@@ -95,7 +95,7 @@ def process_identity(pid: int) -> ProcessIdentity | None:
 
 
 class Reaper:
-    """Starts the launcher of one run, watches the processes of the run, and ends them.
+    """A process that starts the launcher of one run, watches the processes of the run, and ends them.
 
     The class is single-threaded: everything happens in `serve`.
     """
@@ -151,7 +151,7 @@ class Reaper:
             self.flush()
 
     def start(self) -> None:
-        """Start the launcher, or continue the work of a killed reaper."""
+        """Start the launcher, or take over from an earlier reaper that was killed."""
         if self.order["argv"] is None:
             self.take_over()
             return
@@ -167,7 +167,7 @@ class Reaper:
         self.report("started", pid=self.launcher_pid, guardian=os.getpid())
 
     def take_over(self) -> None:
-        """Continue the work of a killed reaper."""
+        """Continue to watch a run whose earlier reaper was killed."""
         if self.order.get("launcher"):
             pid, start_ticks = self.order["launcher"]
             self.launcher_pid = self.root_pid = pid
@@ -463,7 +463,7 @@ class Reaper:
             self.unwritten = self.unwritten[os.write(self.journal, self.unwritten) :]
 
     def _write_with_reserve(self, place: Path, write: Callable[[], object]) -> None:
-        """Call `write`. If the disk is full, free the reserved space and call `write` again."""
+        """Call `write`. If the disk is full, free the space reserved at `place` and call `write` again."""
         try:
             write()
         except OSError as error:
@@ -537,7 +537,7 @@ def _write_atomically(target: Path, data: bytes) -> None:
 
 
 def _empty_reserve(reserve: str | None) -> bool:
-    """Free the reserved disk space, and return whether that succeeded."""
+    """Free the disk space that the file `reserve` holds, and return whether that succeeded."""
     try:
         descriptor = os.open(reserve or "", os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:

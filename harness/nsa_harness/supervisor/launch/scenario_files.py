@@ -61,7 +61,7 @@ class LoadedScenario:
 
 @dataclass(frozen=True, kw_only=True)
 class Catalog:
-    """All scenarios that can be selected by name, with notes for the user."""
+    """All scenarios that a user can select by name, with notes for the user."""
 
     scenarios: tuple[LoadedScenario, ...]
     notes: tuple[str, ...]  # which of the user's scenarios replace shipped scenarios, and which files are unreadable
@@ -155,7 +155,7 @@ def yaml_files(root: Path) -> Iterator[Path]:
 
 
 class ScenarioReader:
-    """Reads scenario files, each only once, and collects the errors in them."""
+    """A reader of scenario files, which reads each file only once and collects the errors in all of them."""
 
     def __init__(self, working_dir: Path) -> None:
         self.working_dir = working_dir
@@ -173,7 +173,7 @@ class ScenarioReader:
         return tuple(dict.fromkeys(str(mistake) for mistakes in by_file for mistake in in_order(mistakes)))
 
     def check_inside(self, path: Path, root: Path) -> bool:
-        """Return whether a file is really below `root`. If a link leads outside, record an error.
+        """Return whether `path` is really below `root`. If it leads outside through a link, record an error.
 
         Error messages quote a file's text, so a link must not lead to an arbitrary file.
         """
@@ -299,7 +299,7 @@ def _read_bytes(path: Path) -> bytes:
 
 
 def _name_clashes(scenarios: list[LoadedScenario]) -> Iterator[Mistake]:
-    """Yield an error for each scenario name that is already the name of another scenario."""
+    """Yield an error for each scenario whose name is already taken."""
     owners: dict[tuple[bool, str], LoadedScenario] = {}
     for scenario in scenarios:
         for name in (scenario.name, *scenario.aliases):
@@ -333,7 +333,7 @@ _SHIPPED = "plan.yaml"
 
 @cache
 def shipped_plan() -> PlanText:
-    """Return the default plan file, for runs without a plan file of their own."""
+    """Return nsa-harness's own plan file, which is used if a run has no other."""
     return PlanText(file=f"{PLANS}/{_SHIPPED}", text=(shipped_root() / PLANS / _SHIPPED).read_text(encoding="utf-8"))
 
 
@@ -350,7 +350,7 @@ def read_plan_text(path: Path, working_dir: Path) -> PlanText | None:
 
 
 def parse_plan(plan_text: PlanText, scenarios: Sequence[Selectable]) -> PlanFile:
-    """Parse the text of a plan file.
+    """Parse the text of a plan file that applies to `scenarios`.
 
     `scenarios` are the existing scenarios, whose names the plan can use. Raise ScenarioError, which lists all errors,
     if the plan is invalid.

@@ -50,7 +50,7 @@ class LaunchSide:
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchSides:
-    """The two launches that a claim compares, without and with the claimed improvement."""
+    """The two launches that a claim compares: one without and one with the claimed improvement."""
 
     key: str  # the setting in which the sides differ: a dotted key, `commit`, or `run.args`
     scenario: str
@@ -219,7 +219,9 @@ def _launches(invocation: Invocation, facts: MachineFacts) -> Iterator[_Launch]:
 
 
 def _sides(launches: Sequence[_Launch], labels: dict[int, str]) -> LaunchSides:
-    """Return the two launches with their labels. Raise UsageError unless they differ in exactly one setting."""
+    """Return the two compared launches with their labels. Raise UsageError unless they differ in exactly one
+    setting.
+    """
     keys, scenario = _differences(*launches), launches[0][0]
     if not keys:
         same = " and ".join(dict.fromkeys(spec.scenario for _, spec in launches))
@@ -278,7 +280,7 @@ def _label(key: str, settings: dict[str, Plain]) -> str:
 
 
 def _side_name(scenario: str, text: str) -> str:
-    """Return the name of the directory that contains the attempts of one launch."""
+    """Return the name of the directory that contains the attempts of one of the two launches."""
     return f"{scenario}@{re.sub(r'[^A-Za-z0-9_.:=+-]', '_', text).strip('_-')}"[:_NAME_LIMIT]
 
 

@@ -22,7 +22,7 @@ def keep_private() -> None:
 
 
 def program_umask() -> int:
-    """Return the umask for a launched program.
+    """Return the umask that a launched program should have.
 
     It is -1, which leaves the umask unchanged, if `keep_private` was not called.
     """

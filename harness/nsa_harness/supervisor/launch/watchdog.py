@@ -71,7 +71,7 @@ def send_order(reaper: Any, order: dict[str, Any]) -> None:
 
 @dataclass(kw_only=True)
 class Watchdog:
-    """The thread-safe connection to the watchdog process, which is started when it is first needed."""
+    """A thread-safe connection to the watchdog process, which is started when it is first needed."""
 
     _probe_dirs: list[Path] = field(default_factory=list)
     _process: subprocess.Popen[bytes] | None = None
@@ -173,7 +173,7 @@ def _remove_empty(probe_dir: Path) -> None:
 
 
 def guard_all(probe_dirs: set[Path]) -> None:
-    """Wait until all runs have ended, and replace each reaper that is killed."""
+    """Guard the runs in `probe_dirs` until all have ended, replacing each reaper that is killed."""
     reapers: dict[Path, list[subprocess.Popen[bytes]]] = {probe_dir: [] for probe_dir in probe_dirs}
     while reapers:
         reaper_pids = []
@@ -193,7 +193,7 @@ def guard_all(probe_dirs: set[Path]) -> None:
 
 
 def _wait_for_any(pids: list[int]) -> None:
-    """Wait until one of these processes exits, but for at most two seconds."""
+    """Wait for at most two seconds until one of the processes `pids` exits."""
     poll = select.poll()
     descriptors = []
     for pid in pids:

@@ -122,7 +122,7 @@ class FoundJob:
 
     @property
     def text(self) -> str:
-        """A line such as "41872   2 ranks   running for 3 min   torchrun --nproc-per-node 2 train.py"."""
+        """A line about the job, such as "41872 2 ranks running for 3 min torchrun --nproc-per-node 2 train.py"."""
         return f"{self.pid}   {plural(self.ranks, 'rank')}   running for {duration(self.age_s)}   {self.command}"
 
 
@@ -132,7 +132,7 @@ def jobs_of_this_user() -> list[FoundJob]:
 
 
 def find_jobs(stats: Iterable[procfs.Stat]) -> list[FoundJob]:
-    """Return the jobs to which these processes belong, with the latest job last."""
+    """Return the jobs to which the processes `stats` belong, with the latest job last."""
     ranks: dict[tuple[object, ...], list[procfs.Stat]] = {}
     living = {stat.pid: stat for stat in stats if stat.state not in "ZX"}
     rank_pids = {pid for pid in living if rank_of(pid) is not None}
@@ -175,7 +175,7 @@ def _describe_job(ranks: Sequence[procfs.Stat]) -> FoundJob:
 
 
 def _command_text(words: Sequence[str]) -> str:
-    """Return a command as text, without the interpreter in front of torchrun."""
+    """Return the command `words` as text, without the interpreter in front of torchrun."""
     arguments = words[1:] if len(words) > 1 and is_python_command(words) and words[1].endswith("/torchrun") else words
     return " ".join([PurePath(arguments[0]).name, *arguments[1:]])[:_COMMAND_LIMIT] if arguments else ""
 
@@ -202,7 +202,7 @@ def _owner(pid: int) -> str:
 
 
 def _check_stacks(rank: int, pid: int) -> None:
-    """Raise NoSuchJob if the stack of a rank cannot be read."""
+    """Raise NoSuchJob if nsa-harness cannot read the stack of a rank."""
     failures: list[str] = []
     py_spy(pid, ["--nonblocking"], failures)
     reasons = [failure for failure in failures if any(word in failure.lower() for word in _NO_PTRACE)]
@@ -244,7 +244,7 @@ def _probe_directory(ranks: Mapping[int, int]) -> Path | None:
 
 
 def _start_ns(ranks: Mapping[int, int]) -> int:
-    """Return the start time of the oldest rank on the monotonic clock."""
+    """Return the time at which the oldest rank started, as a value of the monotonic clock in nanoseconds."""
     ticks = [stat.start_ticks for pid in ranks.values() if (stat := procfs.read_stat(pid))]
     since_boot_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
     return time.monotonic_ns() - max(0, since_boot_ns - min(ticks, default=0) * 10**9 // _CLOCK_TICKS)
@@ -252,7 +252,7 @@ def _start_ns(ranks: Mapping[int, int]) -> int:
 
 @contextmanager
 def passive_observer(job: RunningJob) -> Iterator[PassiveObserver]:
-    """Yield an observer of the job that needs no signals and no reaper."""
+    """Yield an observer that watches the job without sending signals or starting a reaper."""
     with TemporaryDirectory(prefix="nsa-harness-attach-") as view:
         for pid in job.ranks.values() if job.probe_dir else ():
             for pattern in _VISIBLE_FILES:  # a rank names its files by its pid in its own namespace
@@ -357,7 +357,7 @@ def observe_until_decided(
 
 
 def _store_recorders(observer: PassiveObserver, attempt: AttemptDir) -> None:
-    """Store the flight recorders from the job's own worker servers, if every server returned one."""
+    """Store the flight recorder dumps from the job's own worker servers, if every server returned one."""
     files = [observer.probe_dir / protocol.FLIGHT.format(pid=pid) for pid in observer.job.ranks.values()]
     if not observer.job.probe_dir and all(file.exists() for file in files):
         for file in files:

@@ -85,7 +85,7 @@ class ObservedJob:
         )
 
     def store_spec(self) -> RunSpec:
-        """Store the spec with the number of ranks that were found, and return it."""
+        """Store the job's spec, including the number of ranks that were found, and return it."""
         self.watch.spec = with_ranks(self.watch.spec, self.ranks.rank_count)
         write_spec(self.attempt, self.watch.spec)
         return self.watch.spec
@@ -149,7 +149,7 @@ class ObservedJob:
         return None
 
     def _on_exit(self) -> Ending:
-        """Return the reason why the watch ended. This is called when the command has exited."""
+        """Return the reason why the watch ended, once the command has exited."""
         if self.watch.reported_proof is not None:
             resumed_s = self._resumed_before_exit_s()
             if resumed_s is None:
@@ -167,7 +167,7 @@ class ObservedJob:
         return progress_s if has_resumed and ended_well and request_ns is None else None
 
     def _report(self, ending: Ending) -> None:
-        """Write a report while the job continues."""
+        """Write a report on the reason `ending`, while the job continues."""
         self.watch.close(ending)
         self.command.copy_probe_files(Path(self.attempt.probe_files))
         self.on_ending(ending)
@@ -193,7 +193,7 @@ HOOK_LIMIT_S = 60.0
 
 @dataclass(kw_only=True)
 class Hook:
-    """One execution of the user's command from --on-hang=exec, in its own thread and with a time limit."""
+    """One execution, in a thread with a time limit, of the user's command from --on-hang=exec."""
 
     command: str
     document: Path  # file with the outcome, which becomes the command's standard input
@@ -248,7 +248,7 @@ _READY_S = 10.0
 
 @dataclass(kw_only=True)
 class WatchedCommand(LaunchedRun):
-    """The observed command. It is a child of this process, so no other process can reap its exit status."""
+    """The observed command, started as a child of this process, which alone can reap its exit status."""
 
     child: subprocess.Popen[bytes]
 
@@ -259,7 +259,7 @@ class WatchedCommand(LaunchedRun):
             shutil.copytree(self.probe_dir, home, ignore=_IGNORED_FILES, dirs_exist_ok=True)
 
     def next_attempt(self, attempt: AttemptDir) -> None:
-        """Make the reaper write to the files of `attempt`."""
+        """Make the reaper write to the files of `attempt`, the job's new attempt."""
         paths = {"keep": str(attempt.probe_files.resolve()), "journal": str(attempt.processes.resolve())}
         self.order = {**self.order, **paths}
         self.watch_commands = {pid: command for pid, command in self.watch_commands.items() if command["do"] == "adopt"}
@@ -420,5 +420,7 @@ class SignalForwarder:
 
 
 def _is_from_job(sender: int, job: int) -> bool:
-    """Whether the signal came from a process of the job, which means that the job has received it as well."""
+    """Whether a signal from the process `sender` came from the job, which means that the job has received it as
+    well.
+    """
     return sender == job or (sender != 0 and any(stat.pid == sender for stat in procfs.descendants(job)))

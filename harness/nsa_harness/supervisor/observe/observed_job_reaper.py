@@ -62,10 +62,10 @@ class WatchedCommandReaper(Reaper):
         self._end_observation()
 
     def update_known_processes(self) -> None:
-        """Do nothing, because reading all processes takes time and is rarely needed here."""
+        """Do nothing. Reading all of the job's processes takes time and is rarely needed here."""
 
     def _receive_exits(self, wait_ms: int) -> None:
-        """Report the exits of watched processes. The wait for the first exit takes at most `wait_ms`."""
+        """Report the exits of watched processes, after waiting at most `wait_ms` for the first exit."""
         for fd, _ in self.poll.poll(wait_ms):
             if fd in self.watched:
                 self.report_exit(fd)
@@ -74,7 +74,7 @@ class WatchedCommandReaper(Reaper):
         self.report("started", pid=self.launcher_pid, guardian=os.getpid())
 
     def _change_journal(self, keep: str, journal: str) -> None:
-        """Start a new journal, because the job has restarted its ranks."""
+        """Start a new journal at `journal`, because the job has restarted its ranks."""
         self.copy_probe_files()
         self.flush()
         if self.journal is not None:

@@ -44,7 +44,7 @@ def rank_of(pid: int) -> int | None:
 
 
 def _ranks_by_environment(below: Iterable[procfs.Stat]) -> dict[int, int]:
-    """Map the RANK of each process to its pid. Children of ranks are ignored."""
+    """Map the RANK of each process in `below` to its pid, ignoring the children of ranks."""
     pids: dict[int, int] = {}
     inside_rank: set[int] = set()
     for stat in below:
@@ -75,7 +75,7 @@ def _ranks_by_local_rank(below: Sequence[procfs.Stat]) -> dict[int, int]:
 
 
 def _training_pids(below: Sequence[procfs.Stat]) -> list[int]:
-    """Return the pids of the processes that have loaded torch, except launchers."""
+    """Return the pids of the processes in `below` that have loaded torch, except launchers."""
     training = {stat.pid: stat for stat in below if loads_torch(stat.pid) and not starts_ranks(command_line(stat.pid))}
     top = [stat for stat in training.values() if stat.parent not in training]
     spawned_stats = [stat for stat in training.values() if _SPAWNED in " ".join(command_line(stat.pid))]
@@ -150,7 +150,7 @@ class WatchedRanks(Ranks):
         return [(rank, pid) for rank, pid in sorted(pids.items()) if self._add_rank(rank, pid)]
 
     def _replaces_all(self, new_pids: Mapping[int, int]) -> bool:
-        """Whether new processes have replaced all earlier ranks."""
+        """Whether the new ranks `new_pids` have replaced all earlier ranks."""
         replaces_any = any(self.pids.get(rank, pid) != pid for rank, pid in new_pids.items())
         return replaces_any and not any(map(is_alive, self.pids.values()))
 
@@ -178,7 +178,7 @@ class WatchedRanks(Ranks):
                 yield int(pid), status
 
     def _find_from_outside(self, launcher: int) -> dict[int, int]:
-        """Map each rank to its pid, without using status files."""
+        """Map each rank below the launcher to its pid, without using the ranks' status files."""
         now_ns = self.now_ns()
         waited_s = (now_ns - self.job.origin_ns) / 1e9
         if (self.job.has_probe and waited_s < NO_STATUS_FILE_S) or now_ns - self._searched_ns < _SEARCH_EVERY_S * 1e9:

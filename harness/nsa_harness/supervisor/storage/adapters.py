@@ -23,7 +23,7 @@ _ADAPTERS: dict[Any, TypeAdapter[Any]] = {}
 
 
 def type_adapter(value_type: type[Value]) -> TypeAdapter[Value]:
-    """Return the pydantic adapter for a type. It is built only once."""
+    """Return the pydantic adapter for a type, which is built only once per type."""
     if value_type not in _ADAPTERS:
         annotated_type: Any = Annotated[Evidence, BeforeValidator(_unpack)] if value_type is Evidence else value_type
         _ADAPTERS[value_type] = TypeAdapter(annotated_type)
@@ -37,7 +37,7 @@ def error_texts(error: ValidationError) -> list[str]:
 
 
 def json_object(value: DataclassInstance) -> dict[str, Any]:
-    """Return a dataclass as a dict of JSON types. NaN and infinity become None."""
+    """Return a dataclass instance as a dict of JSON types, with NaN and infinity replaced by None."""
     return {key: json_value(item) for key, item in to_stored(value).items()}
 
 
@@ -60,7 +60,7 @@ def json_text(value: DataclassInstance, indent: int | None = None) -> str:
 
 
 def evidence_text(evidence: Evidence) -> str:
-    """Return the evidence as compact JSON text.
+    """Return an attempt's evidence as compact JSON text.
 
     A long list of objects with equal keys is stored by columns, and repeated values in a column are stored once.
     """
@@ -83,7 +83,7 @@ def _pack(value: Any) -> Any:
 
 
 def _column(items: list[Any]) -> dict[str, Any]:
-    """Return a column of a table in compact form, which stores repeated values once."""
+    """Return `items`, one column of a table, in a compact form that stores repeated values once."""
     texts = [json.dumps(item) for item in items]
     index_of = {text: number for number, text in enumerate(dict.fromkeys(texts))}
     if len(index_of) * 2 > len(items):

@@ -191,7 +191,7 @@ _Value = TypeVar("_Value")
 
 
 def collect(attempt: AttemptDir, spec: RunSpec, node: str, read_reported: ReadReported | None = None) -> Evidence:
-    """Collect the evidence of one attempt, and write it to evidence/NODE.json.
+    """Collect the evidence of one attempt from its files, and write it to evidence/NODE.json.
 
     `node` is the name of the machine. `read_reported` reads the tables that the program itself wrote, if it writes any.
     """
@@ -227,7 +227,7 @@ def reduce_to_limit(evidence: Evidence) -> tuple[Evidence, str]:
 
 
 def _step_number(path: Path) -> int:
-    """Return the step in a file name, such as 20 for "mem_rank0_step20.json", or -1 if there is none."""
+    """Return the step number in a file name, such as 20 for "mem_rank0_step20.json", or -1 if there is none."""
     digits = path.stem.rpartition("step")[2]
     return int(digits) if digits.isdecimal() else -1
 
@@ -364,7 +364,7 @@ class _EvidenceCollector:
         )
 
     def _memory(self, rank: int, heartbeats: Sequence[dict[str, Any]]) -> Iterator[MemoryAtEvent]:
-        """Yield the memory use of a rank at startup, at its latest dump and at its latest heartbeat."""
+        """Yield the memory use of a rank at startup, at its latest memory dump and at its latest heartbeat."""
         with_memory = [heartbeat for heartbeat in heartbeats if number_in(heartbeat, "rss_bytes") is not None]
         boot = next((heartbeat for heartbeat in reversed(with_memory) if heartbeat.get("phase") == "start"), None)
         dumps = self.directory.list_files(self.attempt.path, f"mem*rank{rank}_step*.json")
@@ -477,7 +477,7 @@ class _EvidenceCollector:
             return None
 
     def _write(self, path: Path, lines: Iterable[str], rank: int | None = None) -> None:
-        """Write lines to a file, with secrets removed. A failure is recorded as trouble."""
+        """Write lines to a file, with secrets removed. If that fails, record the failure."""
         try:
             self.directory.write(path, self.attempt.redaction.text("".join(f"{line}\n" for line in lines)))
         except OSError as error:

@@ -21,7 +21,7 @@ _MAX_MEMORY_BYTES = 1 << 30
 
 
 class EndlessExpression(Exception):
-    """Raised if the search for a regular expression takes too long. The message is the name of the expression."""
+    """Raised if the search for a regular expression takes too long. The message is the name given to the expression."""
 
 
 def last_matches(expressions: Mapping[str, str], text: str, limit_s: float = LIMIT_S) -> dict[str, str]:

@@ -46,7 +46,7 @@ def _write(attempt: AttemptDir, reproduction: Reproduction | None) -> Iterator[A
 
 
 def _directory_error(attempt: AttemptDir) -> str:
-    """Create the directory repro/. Return the error message, or "" on success."""
+    """Create the directory repro/ of an attempt. Return the error message, or "" on success."""
     try:
         attempt.directory.make_directory(attempt.repro)
     except OSError as error:

@@ -44,7 +44,7 @@ class JobFiles:
 
 
 def read_job_files(paths: Sequence[Path]) -> JobFiles:
-    """Read all files at or below these paths. Failures are recorded in `trouble` of the result."""
+    """Read all files at or below `paths`, and record each failure in `trouble` of the result."""
     files = JobFiles()
     budget = Budget(_MAX_TOTAL_BYTES, _MAX_TOTAL_S)
     for path in paths:

@@ -1,4 +1,4 @@
-"""Reads the two journals of an attempt.
+"""Reads the two journals of an attempt, one written by the watcher and one by the reaper.
 
 The reaper writes one about processes, and the watcher writes one about progress and proofs.
 """
@@ -66,7 +66,7 @@ _Rank = Annotated[int, Field(ge=0, lt=MAX_RANKS)]
 
 
 class _Record(TypedDict, total=False):
-    """The keys of a journal record whose types are checked."""
+    """The types of those keys of a journal record that are checked when the record is read."""
 
     __pydantic_config__ = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)  # type: ignore[misc]
 
@@ -105,7 +105,7 @@ def _validate_record(record: dict[str, Any]) -> dict[str, Any]:
 
 @dataclass(kw_only=True)
 class Journals:
-    """Both journals of an attempt.
+    """The watcher's and the reaper's journal of one attempt.
 
     They are read once, and records that cannot be used become `trouble`.
     """
@@ -206,7 +206,7 @@ class Journals:
         yield from sorted(all_exits, key=lambda exit: exit.at_s)
 
     def _observed_exits(self) -> Iterator[Exit]:
-        """Yield the exits of a job without a reaper."""
+        """Yield the exits of the ranks of a job that has no reaper."""
         for record in self.watch_records:
             if record["event"] == "left":
                 rank, status = record["rank"] or 0, record.get("status")
@@ -252,7 +252,7 @@ class Journals:
                 proof = None
 
     def _exits_in_summary(self, failures: Iterable[AgentFailure], known_exits: dict[int, Exit]) -> Iterator[Exit]:
-        """Yield the exits that appear only in torchrun's summary.
+        """Yield the exits that appear only in torchrun's summary of failed ranks.
 
         The summary has no times. The failure that it calls the first one gets the time of the earliest known exit.
         """
@@ -281,7 +281,7 @@ class Journals:
         return next((record["why"][:300] for record in self._events("full") if record.get("why")), None)
 
     def limits(self, spec_limits: Limits, status_files: Iterable[StatusFile | None]) -> Limits:
-        """Return the time limits at the end of the attempt.
+        """Return the time limits that applied at the end of the attempt.
 
         If the watcher was killed before it recorded them, derive them from the spec's limits and the status files.
         """

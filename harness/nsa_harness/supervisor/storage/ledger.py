@@ -43,7 +43,7 @@ class LedgerSide:
 
 @dataclass(frozen=True, kw_only=True)
 class LedgerLine:
-    """One tested claim or one verification.
+    """A line of the ledger, which describes one tested claim or one verification.
 
     The sides of a verification are the failed run and its repetitions.
     """
@@ -76,7 +76,7 @@ class LedgerLine:
 
 @dataclass(frozen=True, kw_only=True)
 class Ledger:
-    """All readable lines of a ledger."""
+    """All lines of a ledger file that could be read."""
 
     lines: tuple[LedgerLine, ...]  # oldest first
     unread_count: int  # how many lines could not be read

@@ -43,7 +43,7 @@ def _cell(text: str) -> float | str:
 
 
 def printed_metrics(attempt: AttemptDir, expect: Expect) -> dict[str, float]:
-    """Map the name of each metric to the number that a program printed for it.
+    """Map the name of each metric in `expect` to the number that the program printed for it.
 
     Each is group 1 of the last match of the metric's expression in output.log. Raise ScenarioError if the search for an
     expression does not end, because its number is then unknown.

@@ -91,7 +91,7 @@ def _error_text(message: str, value: object) -> str:
 
 
 def _unknown_keys(document: object, fields: object, location: Location) -> Iterator[Mistake]:
-    """Yield an error for each unknown key in a spec, because such a key could be misspelled."""
+    """Yield an error for each key in a stored spec that is unknown and therefore might be misspelled."""
     if isinstance(document, dict) and isinstance(fields, dict):
         for key, value in document.items():
             if key in fields:
@@ -126,7 +126,7 @@ def value_mistakes(spec: RunSpec) -> Iterator[Mistake]:
 
 
 def _with_position(text: str, label: str, location: Location, message: str) -> str:
-    """Return the message with the position of the key in the file, or line 1 if the position is unknown."""
+    """Return the message with the position of the key at `location` in the file, or line 1 if that is unknown."""
     root = parse_yaml(text, label).root
     position = str(origin_of(root, location)) if root else f"{label}:1:1"
     return ": ".join(part for part in (position, ".".join(visible(str(step)) for step in location), message) if part)
@@ -210,7 +210,7 @@ def write_record(run: RunDir, record: RunRecord) -> None:
 
 
 def learn_launch_secrets(run: RunDir, plan: Iterable[RunSpec | Skip]) -> None:
-    """Find the secrets in the launches and the environment, so that they can be redacted.
+    """Find the secrets in the launches and the environment of a run, for redaction.
 
     Secrets are numbered in the order of the plan.
     """
@@ -233,7 +233,7 @@ def plan_to_resume(run: RunDir) -> RunRecord:
 
 
 def with_unredacted_plan(run: RunDir, record: RunRecord) -> RunRecord:
-    """Return the record with the secrets of its launches. Raise StoredRunError if they cannot be read."""
+    """Return the record with its launches' secrets filled in. Raise StoredRunError if they cannot be read."""
     try:
         return replace(
             record, plan=type_adapter(_Plan).validate_json(run.directory.read_whole_file(run.plan, _MAX_BYTES)).plan
@@ -265,7 +265,7 @@ def read_record(run: RunDir) -> RunRecord:
 
 
 def _refuse_newer(run: RunDir, text: bytes) -> None:
-    """Raise StoredRunError if a newer nsa-harness wrote the run."""
+    """Raise StoredRunError if the run was written by a newer version of nsa-harness."""
     document = json.loads(text)
     schema = document.get("schema") if isinstance(document, dict) else None
     if isinstance(schema, int) and schema > RunRecord.schema:

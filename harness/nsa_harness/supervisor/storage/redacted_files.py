@@ -129,7 +129,7 @@ def _learn_launches(run: RunDir) -> None:
 
 
 def _files(run: RunDir) -> Iterator[Path]:
-    """Yield the regular files of a run that can be passed on. Links are skipped."""
+    """Yield the regular files of a run that can be packed into an archive, without links."""
     excluded_names = {SPEC, run.plan.name, run.secrets.name, run.lock.name, BALLAST}
     directories = [run.path]
     while directories:
@@ -167,7 +167,7 @@ def _write(clean: IO[bytes], path: Path, run: RunDir) -> None:
 
 
 def _texts(directory: SafeDirectory, path: Path) -> Iterator[str]:
-    """Yield the text of a file in chunks of whole lines, if possible."""
+    """Yield the text of a file in chunks, each consisting of whole lines if possible."""
     with directory.open_file(path) as file:
         for chunk in _chunks(file):
             yield chunk.decode("utf-8", "surrogateescape")

@@ -34,7 +34,7 @@ _MAX_BYTES = 16 << 20
 
 
 class Redaction:
-    """Finds and replaces secrets in text. All attempts of a run share one object.
+    """A collection of the secrets of one run, which removes them from text and is shared by all attempts.
 
     `file` contains the secret values of the environment that a program printed. It is needed for a later judgement,
     which runs in another environment and would not recognise these values as secrets. Storing them reveals nothing,
@@ -69,7 +69,7 @@ class Redaction:
         self._learn([*secrets_of_command(spec.program), *secrets_of_environment(spec.env)])
 
     def suspect_environment(self, environment: Mapping[str, str]) -> None:
-        """Redact the secret values of these environment variables in all text that follows."""
+        """Treat the values of secret variables in `environment` as secrets in all text redacted afterwards."""
         values = [secret.value for secret in secrets_of_environment(environment.items()) if secret.everywhere]
         with self._lock:
             self._secrets = self.secrets.with_suspected(values)
@@ -88,7 +88,7 @@ class Redaction:
         return redact(text, self._learn_from(text, code=code), code=code) if self.is_on else text
 
     def json(self, text: str) -> str:
-        """Return a JSON document, or lines of JSON, with secrets removed."""
+        """Return a JSON document or JSON lines with secrets removed."""
         secrets = self._learn_from(text)
         return redact_json(text, secrets) if self.is_on and redact(text, secrets) != text else text
 
@@ -126,7 +126,7 @@ class Redaction:
             return self.text(command)
 
     def pairs(self, environment: Sequence[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
-        """Return environment variables with secrets removed.
+        """Return pairs of a variable and its value, with secrets removed.
 
         The name of a variable reveals even a secret of two letters.
         """

@@ -30,7 +30,7 @@ class ReportText:
 
 @dataclass(frozen=True, kw_only=True)
 class StoredReports:
-    """The reports that were found, and the files that could not be read."""
+    """The report.json files that were found, and the files that could not be read."""
 
     reports: tuple[ReportText, ...]
     unread: tuple[UnreadFile, ...]

@@ -125,7 +125,7 @@ class RunDir:
 
     @property
     def is_stored_run(self) -> bool:
-        """Whether the directory looks like a run of nsa-harness."""
+        """Whether this directory looks like the directory of a run of nsa-harness."""
         records = [self.record] if self.directory.is_file(self.record) else []
         specs = [path / SPEC for path in self.directory.subdirectories(self.path) if self.directory.exists(path / SPEC)]
         is_named_like_run = fnmatchcase(self.path.name, _RUN_ID) and bool(records or specs)
@@ -199,7 +199,7 @@ def lock_run(run: RunDir) -> Iterator[None]:
 
 @contextmanager
 def refuse_if_running(run: RunDir) -> Iterator[None]:
-    """Raise StillRunning if the run is in progress. Otherwise keep it from being resumed inside the `with` block.
+    """Raise StillRunning if the run is in progress. Otherwise prevent its resumption during the `with` block.
 
     Nothing is written. If there is no lock file that may be opened, the run was stored by another user, and the block
     runs without a lock.
@@ -297,7 +297,7 @@ _MAX_EARLIER_RUNS = 50
 
 
 def write_document(path: Path, text: str) -> None:
-    """Write a document to a temporary file, and rename it to `path`. Raise OSError if that fails.
+    """Write a document to a temporary file, and rename that file to `path`. Raise OSError if that fails.
 
     The directory is trusted. If the disk is full, the run's ballast file is emptied to make room.
     """

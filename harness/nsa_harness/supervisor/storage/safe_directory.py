@@ -1,4 +1,4 @@
-"""Gives safe access to the files of a run that someone else could have created.
+"""Gives safe access to the files of a run, even if someone else has created them.
 
 An attacker could have created a run to harm the user who judges it. So a path in a run is never opened in one call.
 Each directory of the path is opened separately, from the run's directory down, and links are refused. The size of what
@@ -40,7 +40,7 @@ _APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK | os.O_NOFOLLOW
 
 
 class Budget:
-    """The limits for reading all files of a run, in bytes and in CPU time of this thread.
+    """The limits for reading all of a run's files, in bytes and in CPU time of the current thread.
 
     CPU time is used because it does not depend on how busy the machine is.
     """
@@ -176,7 +176,7 @@ class SafeDirectory:
         return facts.st_size if facts is not None and stat.S_ISREG(facts.st_mode) else 0
 
     def modified_ns(self, path: Path) -> int:
-        """Return the time of the last change to a file, or 0 if the file does not exist."""
+        """Return the time at which a file was last changed, or 0 if the file does not exist."""
         facts = self._status(path)
         return 0 if facts is None else facts.st_mtime_ns
 
@@ -233,7 +233,7 @@ class SafeDirectory:
     # Writing.
 
     def write(self, path: Path, text: str) -> None:
-        """Write a document to a temporary file, and rename it to `path`. Raise OSError if that fails.
+        """Write a document to a temporary file, and rename that file to `path`. Raise OSError if that fails.
 
         A reader sees the old or the new document, never a part of it. If the disk is full, the run's ballast file is
         emptied to make room.
@@ -333,7 +333,7 @@ class SafeDirectory:
 
     @contextmanager
     def _open_directory(self, path: Path) -> Iterator[int]:
-        """Yield a file descriptor for a directory. Raise OSError if its path contains a link."""
+        """Yield a file descriptor of the directory `path`. Raise OSError if the path contains a link."""
         parts = path.relative_to(self.root).parts
         if ".." in parts:
             raise OSError(errno.EINVAL, "a path that leads out of the run", str(path))
@@ -351,7 +351,7 @@ class SafeDirectory:
 
 
 class _BudgetedFile(io.FileIO):
-    """A file that seems to end when the budget for reading is exceeded."""
+    """A file from which reading stops, as if at its end, once the budget for reading is exceeded."""
 
     def __init__(self, descriptor: int, directory: SafeDirectory, path: Path) -> None:
         super().__init__(descriptor, "rb")
@@ -382,7 +382,7 @@ def safe_file(path: Path) -> tuple[SafeDirectory, Path]:
 
 
 def _call_in_directory(call: Any, path: Path, *arguments: int, dir_fd: int) -> int:
-    """Call an `os` function with the last component of a path, relative to its open directory."""
+    """Call `call`, a function of `os`, on the last component of a path, relative to the open directory `dir_fd`."""
     try:
         result: int = call(path.name, *arguments, dir_fd=dir_fd)
     except ValueError:  # a name with a NUL character
@@ -452,7 +452,7 @@ def release_ballast(run: Path) -> None:
 
 
 def write_with_ballast(path: Path, write: Callable[[], None]) -> None:
-    """Call `write`. If the disk is full, free the reserved space and call `write` again.
+    """Call `write`. If the disk is full, free the space reserved for the run and call `write` again.
 
     Raise OSError if the last call fails.
     """
@@ -467,7 +467,7 @@ def write_with_ballast(path: Path, write: Callable[[], None]) -> None:
 
 
 def _empty_ballast(ballast: Path) -> bool:
-    """Free the reserved disk space, and return whether there was any."""
+    """Free the disk space that the ballast file reserves, and return whether there was any."""
     try:
         descriptor = os.open(ballast, os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:

@@ -1,4 +1,4 @@
-"""Stores the program's source code when a run is first judged. Later judgements read this copy."""
+"""Stores a copy of the program's source code when a run is first judged, for use in later judgements."""
 
 from __future__ import annotations
 

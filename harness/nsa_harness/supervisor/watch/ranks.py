@@ -42,7 +42,7 @@ class Ranks:
 
     @property
     def living_pids(self) -> dict[int, int]:
-        """The pids of the living ranks, as a map from rank to pid."""
+        """A map from each living rank to its pid."""
         return {rank: pid for rank, pid in self.pids.items() if rank not in self.exited_ranks and procfs.is_alive(pid)}
 
     @property
@@ -58,7 +58,7 @@ class Ranks:
         return time.monotonic_ns()
 
     def mark_exited(self, pid: int) -> None:
-        """Record that a process has exited."""
+        """Record that the process `pid` of a rank has exited."""
         self.exited_ranks |= {rank for rank, known_pid in self.pids.items() if known_pid == pid}
 
     def discover(self, launcher: int) -> list[tuple[int, int]]:
@@ -117,7 +117,7 @@ class Ranks:
                     self._bytes_moved[rank] = (io_bytes, now_s)
 
     def read_memory(self) -> None:
-        """Update the peak memory of each rank."""
+        """Update the recorded peak memory of each rank's process."""
         for rank, pid in self.pids.items():
             peak = procfs.peak_rss_bytes(pid)
             if peak is not None:

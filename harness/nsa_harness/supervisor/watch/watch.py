@@ -88,7 +88,7 @@ class WatchPolicy:
 
 @dataclass(kw_only=True)
 class Snapshots:
-    """The snapshots of one attempt, and the conclusions drawn from them."""
+    """The snapshots taken during one attempt, and the conclusions drawn from them."""
 
     ranks: Ranks
     backend: str
@@ -114,7 +114,7 @@ class Snapshots:
         self._take_samples(previous, snapshot)
 
     def take_profile_snapshot(self, *, prefers_heartbeat: bool) -> None:
-        """Take a snapshot for the profile. It is not stored, and does not count as proof of a hang.
+        """Take a snapshot that is used for a profile, but neither stored nor used as proof of a hang.
 
         `prefers_heartbeat`: request the flight recorder from the heartbeat thread first, which takes longer. The
         samples of this snapshot compare it with the latest snapshot of any kind. If it were compared with an older one,
@@ -186,7 +186,7 @@ class Snapshots:
 
 @dataclass(kw_only=True)
 class Watch:
-    """Watches one attempt to run a program, from its launch to its end."""
+    """The observation of one attempt to run a program, from its launch to its end."""
 
     job: JobProcesses
     spec: RunSpec
@@ -387,7 +387,7 @@ class Watch:
         return Ending.EARLY if self.snapshots.evaluate(self.policy.stops_early, limits) else None
 
     def report_stall(self, now_s: float, limits: Limits) -> None:
-        """Report where the ranks are blocked. Repeat the report if this changes, or after 30 s."""
+        """Report where the ranks are blocked. Repeat the report if they block elsewhere, or after 30 s."""
         note = self.snapshots.stall_note(limits)
         if note is None:
             return
@@ -500,7 +500,7 @@ class Watch:
 
 
 def _deciding_snapshots(episode: list[Snapshot]) -> list[Snapshot]:
-    """Return the snapshots, at most three, that prove a hang."""
+    """Return the snapshots in `episode`, at most three, that prove a hang."""
     last = episode[-1]
     earlier_snapshots = [snapshot for snapshot in episode if last.at_s - snapshot.at_s >= SETTLE_S]
     return [*(earlier_snapshots[:1] if len(earlier_snapshots) > 1 else []), *earlier_snapshots[-1:], last]

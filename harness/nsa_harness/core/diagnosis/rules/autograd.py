@@ -96,7 +96,7 @@ def static_graph_changed(context: DiagnosisContext, failures: Sequence[Failure])
 
 @rule_if_raised(Cause.READY_TWICE)
 def ready_twice(context: DiagnosisContext, failures: Sequence[Failure]) -> Explanation:
-    """Explain a failure in which DDP found a gradient ready twice in one backward pass."""
+    """Explain a failure in which DDP found that a gradient became ready twice in one backward pass."""
     checkpoint = context.program.reentrant_checkpoint()
     return _explain_errors(
         context,
@@ -203,7 +203,7 @@ def reentrant_no_grad_input(context: DiagnosisContext, failures: Sequence[Failur
 
 
 def silent_checkpoint(context: DiagnosisContext) -> Explanation | None:
-    """Report a reentrant checkpoint whose parameters are never trained.
+    """Report a reentrant checkpoint that keeps its parameters from being trained.
 
     No input of the checkpoint requires a gradient. Without DDP, nothing fails in such a run.
     """
@@ -425,7 +425,7 @@ def _failed_step(context: DiagnosisContext, failure: Failure) -> int | None:
 
 
 def _noticed_in_next_step(context: DiagnosisContext, status_file: StatusFile) -> bool:
-    """Return whether DDP raised its error one step after the step that lacks gradients."""
+    """Return whether DDP raised its error only in the step after the one that lacks gradients."""
     if status_file.step < 2:
         return False
     previous_step = status_file.step - 1

@@ -29,7 +29,7 @@ _REDUCTIONS = frozenset({"all_reduce", "reduce_scatter", "_reduce_scatter_base",
 
 @dataclass(frozen=True, kw_only=True)
 class Reason:
-    """A reason why the collective calls of ranks differ, and the cause that follows from this reason."""
+    """A reason why collective calls differ between ranks, and the cause that follows from this reason."""
 
     cause: Cause | None = None  # cause that follows from the reason; None: the reason is unknown
     ranks: tuple[int, ...]
@@ -44,7 +44,7 @@ class Reason:
 def possible_reasons(
     context: DiagnosisContext, difference: Difference, positions: RelativePositions
 ) -> Iterator[Reason]:
-    """Yield the possible reasons for a difference in collective calls, the strongest first.
+    """Yield the possible reasons why collective calls differ between ranks, the strongest first.
 
     The last item has no cause: it stands for an unknown reason.
     """
@@ -163,7 +163,7 @@ def _decides_calls(context: DiagnosisContext, difference: Difference, rank: int,
 
 
 def _possible_steps(exception: CaughtException) -> tuple[int, ...]:
-    """Return the steps in which the exception could have been raised."""
+    """Return the training steps in which the exception could have been raised."""
     last = exception.step if exception.last_step is None else exception.last_step
     return (exception.step, exception.step + 1, last, last + 1)
 
@@ -326,7 +326,7 @@ def _fewer_collectives(context: DiagnosisContext, difference: Difference) -> Rea
 
 
 def _ranks_outside_majority(step_difference: StepDifference) -> tuple[int, ...]:
-    """Return the ranks whose number of collectives differs from that of the majority.
+    """Return the ranks whose number of collectives in a step differs from that of the majority.
 
     Without a majority, return those with fewer collectives.
     """
@@ -350,7 +350,7 @@ def _skipping_branch(context: DiagnosisContext, step_difference: StepDifference,
 
 
 def _finished_backward_early(context: DiagnosisContext, difference: Difference) -> Reason | None:
-    """Return a Reason if some ranks finished backward while others are still waiting in it, otherwise None.
+    """Return a Reason if some ranks finished their backward pass while others still wait in theirs, otherwise None.
 
     DDP waits in backward until every parameter has a gradient. A rank that finishes earlier skipped a part of the model
     or did not synchronize gradients at all.
@@ -397,7 +397,7 @@ def _is_evaluating(status_file: StatusFile | None) -> bool:
 
 
 def _earliest_position(context: DiagnosisContext, rank: int, event: Event) -> int | None:
-    """Return the minimal number of training events before this call in any earlier step, or None if unknown.
+    """Return the minimal number of training events before a rank's call in any earlier step, or None if unknown.
 
     If the current step has fewer, the rank skipped a part of the model.
     """

@@ -99,7 +99,7 @@ def _cause_of(difference: Difference, reason: Reason, *, is_under_rank: bool) ->
 
 
 def cross_group_deadlock(context: DiagnosisContext) -> Explanation | None:
-    """Explain a deadlock in which each rank of a cycle waits for a rank that waits in another process group."""
+    """Explain a deadlock in which ranks wait in a cycle, each in a different process group than the next."""
     links = context.cycle if _ended_by_mutual_wait(context) and context.difference is None else ()
     if not links:
         return None
@@ -140,8 +140,7 @@ def cross_group_deadlock(context: DiagnosisContext) -> Explanation | None:
 
 
 def _call_under_rank_condition(context: DiagnosisContext, link: Link) -> tuple[Difference, Branch] | None:
-    """Return a call in a cycle as an extra call, with the condition on the rank that skips it, or None if there is
-    none.
+    """Return a call in a cycle as an extra call, and the rank condition that guards it, or None if there is none.
 
     The awaited rank must have passed the condition; otherwise the result is None too.
     """
@@ -173,7 +172,7 @@ def _call_under_rank_condition(context: DiagnosisContext, link: Link) -> tuple[D
 
 
 def _is_behind(context: DiagnosisContext, branch: Branch, frame: Frame) -> bool:
-    """Return whether the line of `frame` comes after the whole body of the condition."""
+    """Return whether the line of `frame` comes after the whole body of the condition `branch`."""
     is_inside = any(other.line == branch.line for other in context.program.branches(frame) if not other.leaves_block)
     return frame.line > branch.line and not is_inside
 
@@ -218,7 +217,7 @@ def _history_question(
 
 
 def _with_stacks_at_divergence(context: DiagnosisContext, difference: Difference) -> DiagnosisContext:
-    """Return the context with the stacks recorded at the differing calls.
+    """Return the context with its stacks replaced by those recorded at the differing calls.
 
     The stacks of the last snapshot may be from later calls. If a stack is unknown, the context stays unchanged.
     """
@@ -397,7 +396,7 @@ def _collective_ref(event: Event) -> CollectiveRef | None:
 
 
 def _evidence(context: DiagnosisContext, difference: Difference, *, is_certain: bool) -> EvidenceKind:
-    """Return the kind of evidence for a difference in collective calls.
+    """Return the kind of evidence for the explanation of a difference in collective calls.
 
     `is_certain`: both the line of the difference and the ranks at fault are certain.
     """
@@ -443,7 +442,7 @@ def _is_repeated(difference: Difference) -> bool:
 
 
 def _call_facts_by_rank(context: DiagnosisContext, difference: Difference) -> tuple[Facts, ...]:
-    """Return facts about each differing call, including the ranks that made it.
+    """Return facts about each of the differing calls, including which ranks made it.
 
     If the ranks differ in size, dtype or root, each call also has this `value`.
     """
@@ -455,7 +454,7 @@ def _call_facts_by_rank(context: DiagnosisContext, difference: Difference) -> tu
 
 
 def _other_readings(difference: Difference) -> tuple[OpenQuestion, ...]:
-    """Return open questions if the ranks that are not blamed could be wrong instead."""
+    """Return open questions if the ranks that are not blamed could be at fault instead."""
     if difference.is_symmetric:
         return (OpenQuestion(code="all_are_blamed"),)
     others: Fact = _other_ranks(difference)
@@ -473,7 +472,7 @@ def _other_ranks(difference: Difference) -> tuple[int, ...]:
 
 
 def _is_skipper_below_call(context: DiagnosisContext, difference: Difference) -> bool:
-    """Return whether the rank that skipped the call is already below its line in the same function."""
+    """Return whether the rank that skipped a call is already below the call's line in the same function."""
     others = _other_ranks(difference)
     paths = diverging_frames(context, difference.ranks[0], others[0]) if others else None
     if paths is None or paths.path_frame is None or paths.stack_frame is None or not paths.in_one_function:
@@ -514,7 +513,7 @@ def _loop_exit(
 
 
 def _skipping_branches(context: DiagnosisContext, difference: Difference, loop: Loop) -> list[Branch]:
-    """Return the conditions that could differ between ranks and that let an iteration of `loop` skip the call."""
+    """Return the conditions that could differ between ranks and that make an iteration of `loop` skip the call."""
     chain = difference.expected.chain if difference.expected else ()
     at = next((at for at, frame in enumerate(chain) if loop.contains(frame)), None)
     if at is None:
@@ -543,7 +542,7 @@ def _iteration_count_origin(context: DiagnosisContext, outer_loop: Loop, rank: i
 
 
 def _difference_place(context: DiagnosisContext, difference: Difference, ranks: Sequence[int]) -> Place | None:
-    """Return the line of the program to fix, or None if it is unknown.
+    """Return the program line that makes the ranks' calls differ, or None if it is unknown.
 
     That is the origin of differing arguments, or the branch that made a rank skip the call, or the call itself.
     """
@@ -601,7 +600,7 @@ def _origin_of_values(context: DiagnosisContext, difference: Difference, ranks: 
 
 
 def _as_count_difference(difference: Difference, positions: RelativePositions) -> Difference:
-    """Convert a difference to a difference in iteration counts if some ranks left a loop that others are still in.
+    """Convert a difference to one in iteration counts, if some ranks left a loop that others are still in.
 
     Otherwise, return `difference` unchanged.
     """
@@ -666,7 +665,7 @@ def _with_rank_condition(
 
 
 def _is_above(context: DiagnosisContext, rank: int, branch: Branch) -> bool:
-    """Return whether the rank is still above `branch` in the same function."""
+    """Return whether the rank is still above the condition `branch` in the same function."""
     frames, status_file = program_frames(context, rank), context.status_files.get(rank)
     if (
         status_file
@@ -682,7 +681,7 @@ def _is_above(context: DiagnosisContext, rank: int, branch: Branch) -> bool:
 
 
 def _rank_branch(context: DiagnosisContext, rank: int, event: Event) -> Branch | None:
-    """Return the innermost condition on the rank number around the call, or None if there is none.
+    """Return the innermost condition on the rank number around a rank's call, or None if there is none.
 
     If the rank is still in the call, the lines of its callers are searched too.
     """

@@ -86,7 +86,7 @@ def slow(context: DiagnosisContext) -> Explanation | None:
 
 
 def _timeout_failure(context: DiagnosisContext) -> tuple[Failure, re.Match[str]] | None:
-    """Return the first failure and its timeout message, or None if no rank timed out while waiting for others."""
+    """Return the first failure and its message about timing out while waiting for others, or None if it has none."""
     first = context.first_failure
     message = TIMEOUT_MESSAGE.search(first.text) if first else None
     return (first, message) if first and message else None
@@ -129,7 +129,7 @@ def came_too_late(context: DiagnosisContext, first: Failure, _: re.Match[str]) -
 
 
 def _was_on_its_way(context: DiagnosisContext, rank: int) -> bool:
-    """Return whether the rank was outside all collectives when it was terminated."""
+    """Return whether the rank was outside all collectives when it was terminated, and so could still have arrived."""
     evidence = context.rank(rank)
     if evidence is None or evidence.status_file is None or evidence.exception is not None or evidence.exit is None:
         return False
@@ -165,9 +165,7 @@ def never_arrived(context: DiagnosisContext, first: Failure, message: re.Match[s
 
 
 def _waiting_and_absent(context: DiagnosisContext) -> tuple[list[Wait], list[int]] | None:
-    """Return, for a hang found post mortem, the waits for other ranks and the missing ranks, or None if there are
-    none.
-    """
+    """Return the waits for other ranks and the missing ranks in a hang found post mortem, or None if there are none."""
     if context.evidence.ending is not Ending.POST_MORTEM or context.judgement.status is not Status.HANG:
         return None
     waiting = [wait for wait in context.waits.values() if wait.kind in RANK_WAITS]
@@ -222,9 +220,7 @@ def _last_event(context: DiagnosisContext, rank: int) -> Event | None:
 
 
 def _all_waits_in_one_call(context: DiagnosisContext) -> tuple[list[Wait]] | None:
-    """Return the waits of all ranks if, in a hang found post mortem, every rank waits in the same call. Otherwise
-    return None.
-    """
+    """Return the waits of all ranks in a hang found post mortem, or None if not every rank waits in the same call."""
     waits = list(context.waits.values())
     if context.evidence.ending is not Ending.POST_MORTEM or context.judgement.status is not Status.HANG:
         return None
@@ -310,7 +306,7 @@ def _pace_facts(current_pace: Pace | None) -> Facts | None:
 
 @dataclass(frozen=True, kw_only=True)
 class _CodeRegion:
-    """A region of code for which stack samples are counted.
+    """A region of the program's code for which stack samples are counted.
 
     It is a loop, or the code of a function outside its loops.
     """
@@ -321,7 +317,7 @@ class _CodeRegion:
 
 
 def _code_regions(context: DiagnosisContext, profile: RankProfile) -> list[_CodeRegion]:
-    """Return the regions of code that the samples show, in descending order of their number of samples."""
+    """Return the regions of the program's code that the samples show, those with the most samples first."""
     lines_by_region: dict[tuple[str, str, int | None], list[HotLine]] = {}
     for line in profile.lines:
         loop = context.program.loop_line(line.frame)
@@ -353,7 +349,7 @@ def _is_same_work(context: DiagnosisContext, rank_profiles: Sequence[RankProfile
 
 
 def _hot_region_facts(context: DiagnosisContext, profile: RankProfile) -> tuple[Facts, ...]:
-    """Return facts about the two regions of code with the most samples."""
+    """Return facts about the two regions of the program's code with the most samples."""
     return tuple(
         {
             "function": region.frame.function,
@@ -368,7 +364,7 @@ def _hot_region_facts(context: DiagnosisContext, profile: RankProfile) -> tuple[
 
 @rule_if(first_own_exception)
 def exception(context: DiagnosisContext, first: Failure, error: RaisedException) -> Explanation:
-    """Explain a failure in which an exception was raised in a rank and was not caused by another rank."""
+    """Explain a failure caused by an exception that a rank raised on its own."""
     line = exception_place(context, first.rank, error)
     death = _death_before_exception(context, first, error)
     package = _package_with_missing_name(error) or ""
@@ -409,7 +405,7 @@ def _death_before_exception(context: DiagnosisContext, first: Failure, error: Ra
 
 
 def _library_line(error: RaisedException, place: Place | None) -> Place | None:
-    """Return the innermost line of the traceback if it is in a library, otherwise None."""
+    """Return the innermost line of the exception's traceback if it is in a library, otherwise None."""
     innermost = error.frames[0] if error.frames else None
     if innermost is None or place is None or (innermost.file, innermost.line) == (place.file, place.line):
         return None
@@ -501,7 +497,7 @@ def _waits_for_ranks(context: DiagnosisContext) -> list[Wait]:
 
 
 def blocked_ranks(context: DiagnosisContext) -> Facts | None:
-    """Return facts about the waiting ranks of an attached job, or None if no rank is waiting."""
+    """Return facts about the waiting ranks of a job that nsa-harness attached to, or None if none is waiting."""
     waiting = _waits_for_ranks(context) if context.evidence.is_attached else []
     if not waiting:
         return None

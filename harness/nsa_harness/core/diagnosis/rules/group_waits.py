@@ -71,7 +71,7 @@ def rendezvous_missing_rank(context: DiagnosisContext, waiting: list[Wait], _: C
 
 @rule_if(_waits_in_group_creation(False))
 def group_creation_subset(context: DiagnosisContext, waiting: list[Wait], call: Call) -> Explanation:
-    """Explain a hang in which ranks create different process groups, or create them in different orders."""
+    """Explain a hang in which ranks create different process groups, or the same groups in different orders."""
     absent_ranks = _ranks_with_fewer_groups(context, waiting) or _absent_ranks(waiting)
     waiting = [wait for wait in waiting if wait.rank not in absent_ranks] or waiting
     call = _first_skipped_creation(context, waiting, absent_ranks) or waiting[0].call or call
@@ -236,7 +236,7 @@ def _explain_missing_key(
 
 
 def _rank_with_fewest_writes(context: DiagnosisContext, keys: str) -> tuple[int, StoreKeyWrites] | None:
-    """Return the rank that set keys similar to `keys` least often, and its last such write, or None if there is none.
+    """Return the rank that set keys similar to `keys` least often, and its last such write, or None if no rank set any.
 
     Keys are alike if they differ only in numbers.
     """
@@ -358,7 +358,7 @@ def unacknowledged_sockets(evidence: Evidence) -> Iterator[tuple[int, Socket]]:
 
 
 def _is_undelivered(before: Socket, after: Socket) -> bool:
-    """Return whether the socket still holds the same unacknowledged data despite retransmissions.
+    """Return whether a socket still holds the same unacknowledged data, although it was sent again.
 
     Connections to processes of the job that are no rank do not count.
     """

@@ -32,7 +32,7 @@ _FRESH_PROCESSES = ("multiprocessing.spawn", "multiprocessing.forkserver", "mult
 def _child_wait_where(
     matches: Callable[[ChildWait], bool],
 ) -> Callable[[DiagnosisContext], tuple[Wait, ChildWait] | None]:
-    """Return a function for `@rule_if` that finds a hung child process for whose wait `matches` is true.
+    """Return a function for `@rule_if` that finds a hung child process whose wait satisfies `matches`.
 
     If a child waits for a child itself, the innermost one counts.
     """
@@ -47,7 +47,7 @@ def _child_wait_where(
 def _rank_or_child_in(
     kind: WaitKind,
 ) -> Callable[[DiagnosisContext], tuple[Wait, tuple[int, ...], ChildWait | None] | None]:
-    """Return a function for `@rule_if` that finds a hung rank or child process in the given kind of wait.
+    """Return a function for `@rule_if` that finds a hung rank or child process whose wait is of the given kind.
 
     It returns the wait of the rank, the ranks in this kind of wait, and the child (None if the rank itself is in it).
     """
@@ -90,9 +90,7 @@ def debugger_waits(context: DiagnosisContext, root: Wait, ranks: tuple[int, ...]
 
 
 def _blocked_loader(context: DiagnosisContext) -> tuple[Wait, ChildWait] | None:
-    """Return the wait of a rank and the wait of the blocked DataLoader worker it depends on, or None if there is
-    none.
-    """
+    """Return the wait of a rank, and that of the blocked DataLoader worker behind it, or None if there is none."""
     waiting = (root for root in hung_roots(context) if root.kind is WaitKind.LOADER and not root.computing)
     return next(((root, root.child) for root in waiting if root.child is not None), None)
 
@@ -220,7 +218,7 @@ def lock_cycle(context: DiagnosisContext, root: Wait, ranks: tuple[int, ...]) ->
 
 
 def _lock_holder_facts(context: DiagnosisContext, root: Wait, lock_line: Place | None) -> Facts | None:
-    """Return facts about the thread that took the lock, or None if it is unknown.
+    """Return facts about the thread that took the lock, or None if this thread is unknown.
 
     `thread` is None if the waiting thread took the lock itself.
     """
@@ -259,7 +257,9 @@ def starved(context: DiagnosisContext, root: Wait, ranks: tuple[int, ...]) -> Ex
 
 @rule_if(root_where(lambda root: root.kind in (WaitKind.IO, WaitKind.FILE_LOCK, WaitKind.CHILD)))
 def blocked_io(context: DiagnosisContext, root: Wait, ranks: tuple[int, ...]) -> Explanation:
-    """Explain a hang in which a rank is blocked in a read, a write or a file lock, or by a child process."""
+    """Explain a hang in which a rank is blocked in a read, a write or a file lock, or waits for a child process that
+    is.
+    """
     is_named = not root.target.startswith(("pipe:", "socket:"))
     # If no process can end the wait, the innermost child shows why. Otherwise, the rank's own line needs a timeout.
     blocking_child = root.child.deepest if root.child and root.is_closed else None
@@ -303,6 +303,6 @@ def infinite_loop(context: DiagnosisContext, root: Wait, ranks: tuple[int, ...])
 
 
 def _child_place(context: DiagnosisContext, root: Wait, child: ChildWait) -> Place | None:
-    """Return the child's program line, or the rank's program line if the child's is unknown."""
+    """Return the program line that the child is on or, if that is unknown, the line that the rank is on."""
     in_a_file = child.user_frame is not None and not child.user_frame.file.startswith("<")
     return place_of(context, None, child.user_frame) if in_a_file else wait_place(context, root)

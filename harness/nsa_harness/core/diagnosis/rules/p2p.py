@@ -57,7 +57,7 @@ def p2p_unmatched(context: DiagnosisContext) -> Explanation | None:
 
 
 def _unmatched_halves(context: DiagnosisContext) -> Explanation | None:
-    """Explain a hang in which the send and the receive that two ranks called do not match.
+    """Explain a hang in which two ranks called a send and a receive that do not match each other.
 
     The network has delivered all data.
     """
@@ -80,7 +80,7 @@ def _unmatched_halves(context: DiagnosisContext) -> Explanation | None:
 
 
 def _wait_facts(context: DiagnosisContext, root: Wait) -> Facts:
-    """Return facts about a rank's wait, including its transfer if this is unmatched."""
+    """Return facts about a rank's wait, including its transfer if no other rank made the matching call."""
     call = root.call if root.kind is WaitKind.POINT_TO_POINT else None
     half: Facts | None = {"op": call.op, "sends": "send" in operation(call), "peers": root.peers} if call else None
     return {"rank": root.rank, "blocked_in": root.blocked_in, "transfer": half, "line": wait_place(context, root)}
@@ -88,7 +88,7 @@ def _wait_facts(context: DiagnosisContext, root: Wait) -> Facts:
 
 @dataclass(frozen=True, kw_only=True)
 class _PatternBreak:
-    """The deviation of one rank from the pattern of its earlier transfers."""
+    """One rank's deviation from the pattern of its earlier transfers."""
 
     rank: int
     place: Place | None  # where the fix belongs
@@ -161,9 +161,7 @@ def _skipping_branch(context: DiagnosisContext, place: Place | None) -> Place | 
 
 
 def _loop_exit(context: DiagnosisContext, place: Place | None) -> Place | None:
-    """Return the line that leaves the loop around `place`. Without such a line, return the loop's own line or
-    `place`.
-    """
+    """Return the line that leaves the loop around `place`, else the loop's own line, or `place` if there is no loop."""
     loop = next(iter(context.program.loops_around(place)), None) if place else None
     if loop is None:
         return place
@@ -171,7 +169,7 @@ def _loop_exit(context: DiagnosisContext, place: Place | None) -> Place | None:
 
 
 def _origin_of_mismatch(context: DiagnosisContext, roots: Sequence[Wait]) -> Place | None:
-    """Return the line because of which a send and a receive do not match, or None if it is unknown."""
+    """Return the line that makes a send and a receive fail to match, or None if it is unknown."""
     for root in roots:
         frames = tuple(reversed(program_frames(context, root.rank)))
         transfers = [event for peer in root.peers for event in _transfers_with(context, root.rank, peer)]
@@ -189,11 +187,11 @@ def _origin_of_mismatch(context: DiagnosisContext, roots: Sequence[Wait]) -> Pla
 
 
 def _transfer_ranks(context: DiagnosisContext) -> tuple[int, ...]:
-    """Return the ranks that wait in a transfer and the ranks that they wait for."""
+    """Return the ranks that wait in a send or receive, and the ranks that they wait for."""
     waiting = [root for root in context.roots if root.kind in (WaitKind.POINT_TO_POINT, WaitKind.TRANSPORT)]
     return tuple(sorted({rank for root in waiting for rank in (root.rank, *root.peers)}))
 
 
 def _all_peers_wait(roots: Sequence[Wait]) -> bool:
-    """Return whether every awaited rank is waiting in a transfer too."""
+    """Return whether every rank that is waited for also waits in a transfer."""
     return {peer for root in roots for peer in root.peers} <= {root.rank for root in roots}

@@ -62,7 +62,7 @@ _REFUSED_TEXTS = (
 
 @rule_if(first_own_failure)
 def host_oom(context: DiagnosisContext, first: Failure) -> Explanation | None:
-    """Explain a failure in which the host ran out of memory.
+    """Explain a failure in which the host's memory was exhausted.
 
     Either an allocation failed, or the kernel killed the rank or its worker.
     """
@@ -223,7 +223,7 @@ def _may_follow_from_full_disk(first: Failure) -> bool:
 
 
 def _explain_launcher_refusal(context: DiagnosisContext, first: Failure) -> Explanation | None:
-    """Explain a failure in which the launcher started no ranks because a resource was refused."""
+    """Explain a failure in which the launcher could not start any rank, because it was refused a resource."""
     lines = context.evidence.last_lines if first.kind is FailureKind.LAUNCHER else ()
     line, code = next(((line, line_code) for line in lines if (line_code := _refusal_code_in(line))), ("", None))
     if code is None:
@@ -237,7 +237,7 @@ def _explain_launcher_refusal(context: DiagnosisContext, first: Failure) -> Expl
 
 
 def _refusal_code(error: RaisedException) -> str | None:
-    """Return the refused resource as a key of [refused] in causes.toml, or None if no resource was refused.
+    """Return the key in section [refused] of causes.toml for the resource that was refused, or None if none was.
 
     An error number counts only in an OSError, or in an error that a DataLoader worker passed on.
     """
@@ -248,9 +248,7 @@ def _refusal_code(error: RaisedException) -> str | None:
 
 
 def _refusal_code_in(text: str) -> str | None:
-    """Return the first refused resource named in the text as a key of [refused] in causes.toml, or None if there is
-    none.
-    """
+    """Return the key in section [refused] of causes.toml for the first refused resource in `text`, or None."""
     return next((code for pattern, code in _REFUSED_TEXTS if pattern.search(text)), None)
 
 

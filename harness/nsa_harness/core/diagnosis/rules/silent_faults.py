@@ -54,7 +54,7 @@ ByRank = list[tuple[int, Sample]]
 def _samples_by_rank(
     context: DiagnosisContext, values_of: Callable[[HealthSamples], Iterable[Sample]]
 ) -> ByRank[Sample]:
-    """Apply `values_of` to the health samples of each rank, and return each resulting value with its rank."""
+    """Return the values that `values_of` extracts from the health samples, each with its rank."""
     return [(rank.rank, sample) for rank in context.evidence.ranks if rank.health for sample in values_of(rank.health)]
 
 
@@ -76,7 +76,7 @@ def _with_samples(
 def _with_ranks(
     matches: Callable[[HealthSamples], object],
 ) -> Callable[[DiagnosisContext], tuple[ByRank[HealthSamples]] | None]:
-    """Return a function for `@rule_if` that finds the ranks for whose health samples `matches` is true."""
+    """Return a function for `@rule_if` that finds the ranks whose health samples satisfy `matches`."""
     return _with_samples(lambda samples: [samples] if matches(samples) else [])
 
 
@@ -90,7 +90,7 @@ def _explain_samples(
     evidence: EvidenceKind = EvidenceKind.EFFECT,
     left_open: tuple[OpenQuestion, ...] = (),
 ) -> Explanation:
-    """Create an explanation that cites the health samples of the given ranks as proof."""
+    """Create an explanation whose proof is the health samples of the given ranks."""
     ranks = tuple(sorted(set(ranks)))
     return Explanation(
         cause=cause,
@@ -264,7 +264,7 @@ def _memory_growth_of(memory: Sequence[MemorySample], bytes_of: Callable[[Memory
 
 
 def _slope(points: Sequence[tuple[int, int]]) -> float:
-    """Return the median slope over all pairs of points, in bytes per step (Theil-Sen estimator)."""
+    """Return the median slope, in bytes per step, over all pairs of points (the Theil-Sen estimator)."""
     return median((b - a) / (y - x) for (x, a), (y, b) in combinations(points, 2) if y > x)
 
 
@@ -340,7 +340,7 @@ def _missing_in_traces(context: DiagnosisContext) -> tuple[dict[int, tuple[str, 
 
 @rule_if(_missing_in_traces)
 def _no_gradient_in_traces(_: DiagnosisContext, missing_by_rank: Mapping[int, Sequence[str]]) -> Explanation:
-    """Report parameters that have no gradient in the traces."""
+    """Report parameters that received no gradient according to the traces."""
     names = sorted({name for names in missing_by_rank.values() for name in names})
     return Explanation(
         cause=Cause.NO_GRADIENT,
@@ -354,7 +354,7 @@ def _no_gradient_in_traces(_: DiagnosisContext, missing_by_rank: Mapping[int, Se
 
 @rule_if(_with_ranks(lambda samples: samples.without_gradient_count and samples.sample_count >= _MIN_GRADIENT_SAMPLES))
 def _no_gradient_in_optimizer(_: DiagnosisContext, ranks_without: ByRank[HealthSamples]) -> Explanation:
-    """Report an optimizer's parameters that never had a gradient although their module was called."""
+    """Report parameters of an optimizer that never had a gradient, although their module was called."""
     names = list(dict.fromkeys(name for _, samples in ranks_without for name in samples.without_gradient))
     module_place = next(
         (samples.without_gradient_place for _, samples in ranks_without if samples.without_gradient_place), Place()
@@ -391,7 +391,7 @@ def _zero_gradients_in_optimizer(_: DiagnosisContext, ranks_with_zeros: ByRank[H
 def _with_model_after_backward(
     matches: Callable[[GradientArrivals], object],
 ) -> Callable[[DiagnosisContext], tuple[list[int], GradientArrivals] | None]:
-    """Return a function for `@rule_if` that finds a model for whose gradients after backward `matches` is true.
+    """Return a function for `@rule_if` that finds a model whose gradients after backward satisfy `matches`.
 
     These samples are for programs without an optimizer. Nothing shows there which parameters are meant to be trained,
     so the probe skips modules that run without gradients and parameters that the program writes itself.
@@ -510,7 +510,7 @@ _EXIT_KINDS = ("atexit", "left", "process group")  # kinds of messages at exit, 
 
 
 def dirty_exit(context: DiagnosisContext) -> Explanation | None:
-    """Report an error or an unreleased resource when a passed run exited."""
+    """Report an error or an unreleased resource at the exit of a run that passed."""
     if context.judgement.status is not Status.PASS:
         return None
     messages = [(rank.rank, message) for rank in context.evidence.ranks for message in rank.exit_messages]
@@ -539,7 +539,7 @@ MATERIAL = 1e-4
 
 @dataclass(frozen=True, kw_only=True)
 class ReplicaDivergence:
-    """A difference between the replicas of a model, and the ranks at fault."""
+    """A difference between a model's replicas, with the ranks that are at fault."""
 
     ranks: tuple[int, ...]  # the ranks at fault; all ranks if that is unknown
     identified_by: str  # how the ranks at fault were found: see `_ranks_at_fault`
@@ -554,7 +554,7 @@ _Moment = tuple[str, int]  # the fields `at` and `round` of a ReplicaSample
 
 
 def first_divergence(replicas: Mapping[int, Replica]) -> ReplicaDivergence | None:
-    """Return the difference between the replicas of one model, or None if they are equal in the end.
+    """Return the difference between a model's replicas, or None if they are equal at the end.
 
     `replicas` are given by rank. Also None if they are not meant to be equal.
     """
@@ -604,7 +604,7 @@ def _should_be_equal(
     common_moments: Sequence[_Moment],
     differing_moments: Sequence[_Moment],
 ) -> bool:
-    """Return whether replicas outside DDP are meant to be equal.
+    """Return whether replicas of a model without DDP are meant to be equal.
 
     They are if they were equal up to some step, and never again. While they were equal, either all parameters had been
     broadcast, or a step changed all replicas in the same way. If they were equal only at the start, the reason may be a
@@ -673,7 +673,7 @@ def _ranks_at_fault(
 
 
 def _last_difference(replicas: Sequence[Replica]) -> tuple[tuple[str, ...], float]:
-    """Return the parameters that differ in the last sample, and the maximal relative difference."""
+    """Return the parameters that differ between replicas in the last sample, and their maximal relative difference."""
     names: list[str] = []
     largest = 0.0
     for number, (first_name, last_name) in enumerate(replicas[0].names):
@@ -685,7 +685,7 @@ def _last_difference(replicas: Sequence[Replica]) -> tuple[tuple[str, ...], floa
 
 
 def _relative_difference(blocks: Sequence[ParameterBlock]) -> float:
-    """Return the maximal difference between the blocks, relative to their size.
+    """Return the maximal difference between parameter blocks, relative to their size.
 
     It is infinite if only some blocks contain finite values, and 0 if none does.
     """

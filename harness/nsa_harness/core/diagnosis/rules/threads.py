@@ -154,7 +154,7 @@ def _root_waiting_for_thread(context: DiagnosisContext) -> tuple[Wait, Stack, st
 
 @rule_if(_root_waiting_for_thread)
 def open_thread_wait(context: DiagnosisContext, root: Wait, stack: Stack, syscall: str) -> Explanation:
-    """Explain a hang in which a rank has waited too long for another thread that could still act."""
+    """Explain a hang in which a rank has waited too long for another thread, although that thread can still act."""
     return Explanation(
         cause=Cause.BLOCKED_IO if syscall else Cause.LOCK_CYCLE,
         evidence=EvidenceKind.OPEN,
@@ -310,7 +310,7 @@ def _training_stack_of(context: DiagnosisContext, root: Wait) -> Stack | None:
 
 
 def _stays_native(context: DiagnosisContext, root: Wait, stack: Stack) -> bool:
-    """Return whether the rank never returns from native code to Python.
+    """Return whether the rank stays in native code and never returns to Python.
 
     A Python loop that calls short C functions also shows native frames, but its heartbeat continues.
     """
@@ -346,6 +346,6 @@ def _in_library(stack: Stack) -> bool:
 
 
 def _native_functions(stack: Stack) -> tuple[str, ...]:
-    """Return the outermost and the innermost native function on the stack."""
+    """Return the outermost and the innermost native function on a thread's stack."""
     functions = [name for name in stack.native if not any(word in name for word in _BRIDGE_FRAMES)] or [*stack.native]
     return tuple(dict.fromkeys((functions[-1], functions[0]))) if functions else ()
