@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from builders import board, evidence, rank_evidence
+from builders import board, diagnose, ended, evidence, raised, rank_evidence
 
 from nsa_harness.core.diagnosis.context import meshes
 from nsa_harness.core.outcome.wording import rank_names, ranks_text
+from nsa_harness.core.verdict.verdict import judge
 from nsa_harness.texts.sentences import with_coordinates, without_steps
 
 PLACES = {0: (("dp", 0), ("tp", 0)), 1: (("dp", 0), ("tp", 1)), 3: (("dp", 1), ("tp", 1))}
@@ -47,6 +48,19 @@ def test_many_ranks_are_told_in_ranges_and_never_in_more_than_a_line(ranks: list
 )
 def test_where_no_steps_are_counted_no_number_of_one_is_told(claim: str, told: str) -> None:
     assert without_steps(claim) == told
+
+
+def test_a_step_in_a_message_of_the_program_is_no_step_of_ours() -> None:
+    message = "ValueError: the configuration of step 10 does not fit"
+    claim = f"rank 1 raised {message} (a.py:3, step 1); before that, {message}"
+    kept = f"rank 1 raised {message} (a.py:3); before that, {message}"
+    assert without_steps(claim, [message]) == kept
+    assert without_steps(claim) != kept
+    own = raised(1, "ValueError", message.partition(": ")[2])
+    seen = evidence(
+        rank_evidence(0, status_file=None), rank_evidence(1, status_file=None, exception=own, exit=ended(1, 1))
+    )
+    assert message in diagnose(seen, judge(seen)).findings[0].claim
 
 
 def test_the_text_of_a_thousand_scattered_ranks_is_short() -> None:

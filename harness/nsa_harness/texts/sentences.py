@@ -110,8 +110,10 @@ def _stalled_text(row: StalledRanks) -> str:
 
 
 def _in_words(explanation: Explanation, diagnosis: Diagnosis, trouble: list[Trouble]) -> Finding:
+    quotes = _quotes(explanation.facts)
+
     def adapt_to_job(sentence: str) -> str:
-        sentence = sentence if diagnosis.counts_steps else without_steps(sentence)
+        sentence = sentence if diagnosis.counts_steps else without_steps(sentence, quotes)
         return with_coordinates(sentence, diagnosis.meshes)
 
     left_open = (_open_question(question, trouble) for question in explanation.open_questions)
@@ -183,6 +185,25 @@ def with_coordinates(claim: str, places: Meshes) -> str:
     return _MENTION.sub(lambda mention: _NUMBER.sub(add_coordinates, mention[0]), claim) if places else claim
 
 
-def without_steps(claim: str) -> str:
-    """Return the sentence `claim` without step numbers."""
+def without_steps(claim: str, quotes: Sequence[str] = ()) -> str:
+    """Return the sentence `claim` without step numbers. Texts of the program in it, the `quotes`, stay as they are."""
+    for number, quote in enumerate(quotes):
+        before, found, after = claim.partition(quote)
+        if found:
+            return without_steps(before, quotes[number + 1 :]) + quote + without_steps(after, quotes[number:])
     return _STEP.sub("", claim)
+
+
+_QUOTE_LENGTHS = (200, 120, 80)  # to which the templates shorten what they quote
+
+
+def _quotes(facts: object) -> list[str]:
+    """Return the texts of the program among the facts, at any depth, as they may appear in a sentence."""
+    match facts:
+        case str() if _STEP.search(facts):
+            return [facts, *(shorten(facts, length) for length in _QUOTE_LENGTHS)]
+        case Mapping():
+            return [text for value in facts.values() for text in _quotes(value)]
+        case list() | tuple():
+            return [text for value in facts for text in _quotes(value)]
+    return []
