@@ -272,7 +272,7 @@ class ModuleFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class PySpyFacts:
-    """Whether py-spy is installed, and whether it can read the stacks of a child process."""
+    """The installation of py-spy, and whether py-spy can read the stacks of a child process."""
 
     path: str | None  # None: it was not found
     threads: int  # how many threads of a child process it could read; 0: it failed

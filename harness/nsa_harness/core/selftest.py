@@ -73,7 +73,7 @@ _FAULT_KEYS = ("kind", "rank", "layer", "step", "heals_s")
 
 @dataclass(frozen=True, kw_only=True)
 class PlantingResult:
-    """What a report states about a planted fault, and which of these statements are wrong."""
+    """The statements of a report about a planted fault, with the wrong ones."""
 
     planting: Planting
     reported: ComparedVerdict

@@ -45,7 +45,7 @@ def is_sampled(count: int) -> bool:
 
 
 class _Steps:
-    """What was found in the sampled steps of one optimizer."""
+    """The findings in the sampled steps of one optimizer."""
 
     def __init__(self) -> None:
         self.count = 0

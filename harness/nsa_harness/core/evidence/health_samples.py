@@ -98,7 +98,7 @@ class DroppedBatches:
 )
 @dataclass(frozen=True, kw_only=True)
 class GradientArrivals:
-    """What was found in the samples of a model's gradients, taken after its backward passes."""
+    """The findings in samples of a model's gradients, taken after its backward passes."""
 
     model: str
     sample_count: int  # number of samples in which some parameter had a gradient

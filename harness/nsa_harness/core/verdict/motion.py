@@ -21,7 +21,7 @@ SLEEPS = frozenset({"clock_nanosleep", "nanosleep"})
 
 
 class Motion(StrEnum):
-    """What a rank or process did between two snapshots, such as wait or compute."""
+    """The activity of a rank or process between two snapshots, such as waiting or computing."""
 
     MOVING = "moving"  # it made progress
     WAITING = "waiting"

@@ -10,7 +10,7 @@ from nsa_harness.core.verdict.motion import Motion
 
 
 class WaitKind(StrEnum):
-    """What a process waits for, such as a lock, or what it does instead of waiting."""
+    """The thing that a process waits for, such as a lock, or its activity if it does not wait."""
 
     COLLECTIVE = "collective"
     POINT_TO_POINT = "point_to_point"

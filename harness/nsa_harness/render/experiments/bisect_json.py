@@ -95,7 +95,7 @@ class StoredProbe(ProbeReport, ProbeEvent):
 
 @dataclass(frozen=True, kw_only=True)
 class Bounds:
-    """What is known about an undecided answer: the items that pass, that fail and that are still open.
+    """The known part of an undecided answer: the items that pass, those that fail, and those still open.
 
     Each field lists items in the same format as `items` of the answer.
     """
