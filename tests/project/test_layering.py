@@ -396,14 +396,18 @@ def test_the_rule_would_notice_what_it_forbids() -> None:
 
 # Strings in the core: descriptions of keys, messages about scenario files, texts that facts quote. Rules return facts,
 # and the sentences of findings are in texts/causes.toml. The number may fall, and never rise.
-MOST_SENTENCES_IN_CORE = 738
+MOST_SENTENCES_IN_CORE = 674
 
 
 def sentences_in(tree: ast.Module) -> Iterator[str]:
-    """Yield the string constants of at least four words that are no docstrings."""
-    statements = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    """Yield the string constants of at least four words that are no docstrings and no patterns."""
+    no_sentences = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    compiled = (
+        node for node in ast.walk(tree) if isinstance(node, ast.Call) and ast.unparse(node.func) == "re.compile"
+    )
+    no_sentences.update(id(part) for call in compiled for part in ast.walk(call))
     for node in ast.walk(tree):
-        is_text = isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in statements
+        is_text = isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in no_sentences
         if is_text and len(node.value.split()) >= 4:
             yield node.value
 
