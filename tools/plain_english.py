@@ -118,7 +118,7 @@ def _defined(node: ast.AST) -> Iterator[tuple[str, str, int]]:
 
 
 def names_nothing(word: str) -> bool:
-    """Whether the word is only a participle or pronoun, and therefore says nothing as a name."""
+    """Return whether the word is only a participle or pronoun, and therefore says nothing as a name."""
     if word in _PRONOUNS or (word in _IRREGULAR and word not in _ALLOWED):
         return True
     return len(word) > 4 and word.endswith("ed") and word not in _ALLOWED

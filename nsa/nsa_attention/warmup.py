@@ -27,7 +27,7 @@ from .world import World
 
 
 def uses_fused_kernels(model: TinyLM, device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether the model's layers would use the Triton kernels on this device."""
+    """Return whether the model's layers would use the Triton kernels on this device."""
     attention = getattr(model.blocks[0], "attn", None)
     if not isinstance(attention, NSAttention):
         return False

@@ -176,7 +176,7 @@ def _flush_output() -> None:
 
 
 def _is_for_git_bisect(argv: Sequence[str]) -> bool:
-    """Whether this command was started by `git bisect run`."""
+    """Return whether this command was started by `git bisect run`."""
     return "--git-bisect" in argv or os.environ.get("NSA_HARNESS_GIT_BISECT", "") not in ("", "0")
 
 

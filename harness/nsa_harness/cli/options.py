@@ -155,7 +155,7 @@ def run_options(out: Path | None, probe: Probe, *, as_json: bool, no_redact: boo
 
 
 def is_given(context: typer.Context, name: str) -> bool:
-    """Whether the user set the option `name`, even to its default value."""
+    """Return whether the user set the option `name`, even to its default value."""
     source = context.get_parameter_source(name)
     return source is not None and source.name != "DEFAULT"
 

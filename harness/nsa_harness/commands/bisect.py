@@ -258,7 +258,7 @@ class Bisection(SearchProgress):
         return probe
 
     def _in_full(self, subset: Subset, purpose: Purpose) -> bool:
-        """Whether a test run of `subset` must use torchrun, because the final answer rests on its result."""
+        """Return whether a test run of `subset` must use torchrun, because the final answer rests on its result."""
         spans = spans_of(subset)
         proof_count = sum(probe.in_full and probe.subset == spans for probe in self.journal.session_probes)
         return purpose in _PROOFS and proof_count < self.request.repeat

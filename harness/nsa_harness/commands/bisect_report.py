@@ -129,7 +129,7 @@ def _commands(state: SearchProgress, answer: SearchAnswer, alone: str | None) ->
 
 
 def shown_in_full(probes: Sequence[ProbeReport], subset: Subset, counts: ProbeResult) -> bool:
-    """Whether the last test run of `subset` under torchrun had the result `counts`."""
+    """Return whether the last test run of `subset` under torchrun had the result `counts`."""
     last = _last_in_full(probes, subset)
     return last is not None and last.counts_as is counts
 

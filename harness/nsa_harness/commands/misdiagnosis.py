@@ -314,7 +314,7 @@ def _file(name: str, local_file: str, evidence_files: Sequence[str]) -> str:
 
 
 def _is_reported(truth: _Truth, outcome: Outcome) -> bool:
-    """Whether the reported outcome already agrees with the diagnosis stated by the user."""
+    """Return whether the reported outcome already agrees with the diagnosis stated by the user."""
     verdict, culprit = outcome.verdict, outcome.culprit
     place = culprit.place if culprit else None
     return (

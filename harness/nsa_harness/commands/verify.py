@@ -75,7 +75,7 @@ class _Before:
     report: VerifyReport
 
     def fails_alike(self, outcome: Outcome) -> bool:
-        """Whether an outcome is the same failure as before the edit."""
+        """Return whether an outcome is the same failure as before the edit."""
         signature = failure_signature(outcome)
         # The line alone does not decide, because an edit may move lines.
         same_line = signature.place is not None and signature.place == self.signature.place

@@ -100,7 +100,7 @@ def check_lines(facts: MachineCheckFacts) -> tuple[CheckLine, ...]:
 
 
 def is_healthy(lines: Sequence[CheckLine]) -> bool:
-    """Whether programs can run on this machine without loss of evidence about failures."""
+    """Return whether programs can run on this machine without loss of evidence about failures."""
     return all(line.state is not CheckState.BROKEN for line in lines)
 
 

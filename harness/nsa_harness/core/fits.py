@@ -237,7 +237,7 @@ def _is_within(one: Size, other: Size) -> bool:
 
 
 def _is_plausible(form: GrowthForm, points: Sequence[Point], over: tuple[str, ...], counted: bool) -> bool:
-    """Whether fitting the form to the points makes no term negative.
+    """Return whether fitting the form to the points makes no term negative.
 
     The constant of a counted quantity may be, because the first tokens can cost less than later ones.
     """

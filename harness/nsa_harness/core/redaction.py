@@ -449,13 +449,13 @@ def _names_secret(name: str, *, typed: bool) -> bool | None:
 
 
 def _like_a_token(value: str, *, typed: bool) -> bool:
-    """Whether a value is long enough, and mixes letters and digits, like a typical access token."""
+    """Return whether a value is long enough, and mixes letters and digits, like a typical access token."""
     is_mixed = any(character.isdigit() for character in value) and any(character.isalpha() for character in value)
     return len(value) >= (8 if typed else 16) and is_mixed
 
 
 def _is_path(value: str) -> bool:
-    """Whether the value is a file path rather than a token."""
+    """Return whether the value is a file path rather than a token."""
     # A long part with digits and letters of both cases is a token.
     random = (
         len(value) >= 32

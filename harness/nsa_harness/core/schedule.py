@@ -23,7 +23,7 @@ ONCE = Policy()
 
 
 def needs_another_attempt(policy: Policy, attempts: Sequence[Outcome]) -> bool:
-    """Whether a scenario must be run again. Interrupted attempts and diagnostic reruns are not counted."""
+    """Return whether a scenario must be run again. Interrupted attempts and diagnostic reruns are not counted."""
     counted_attempts = [attempt for attempt in repetitions(attempts) if not is_interrupted(attempt)]
     if len(counted_attempts) < policy.repeat:
         return True
@@ -31,7 +31,7 @@ def needs_another_attempt(policy: Policy, attempts: Sequence[Outcome]) -> bool:
 
 
 def failed_enough(policy: Policy, scenarios: Iterable[Sequence[Outcome]]) -> bool:
-    """Whether enough scenarios have failed to reach --maxfail. Each item of `scenarios` is the attempts of one
+    """Return whether enough scenarios have failed to reach --maxfail. Each item of `scenarios` is the attempts of one
     scenario.
     """
     if policy.maxfail is None:
@@ -44,7 +44,7 @@ def failed_enough(policy: Policy, scenarios: Iterable[Sequence[Outcome]]) -> boo
 
 
 def is_as_expected(outcome: Outcome) -> bool:
-    """Whether a run ended as its scenario expects. An ERROR is never expected."""
+    """Return whether a run ended as its scenario expects. An ERROR is never expected."""
     return outcome.expected and outcome.verdict.status is not Status.ERROR
 
 

@@ -106,7 +106,7 @@ class PlantedFault:
         self._torch.nn.modules.module.register_module_forward_pre_hook(inspect)
 
     def _is_faulty_model(self, layers: dict[int, Any]) -> bool:
-        """Whether the model whose numbered layers are `layers` is the one in which the fault occurs."""
+        """Return whether the model whose numbered layers are `layers` is the one in which the fault occurs."""
         return self.spec.layer in layers or (self.spec.layer < 0 and bool(layers))
 
     def _install_hooks(self, model: Any, layers: dict[int, Any]) -> None:
@@ -175,7 +175,7 @@ class PlantedFault:
             self._act(f"step {self.spec.step}, layer {number}, {self.spec.rank_text}")
 
     def _is_long_enough(self, arguments: Any) -> bool:
-        """Whether a layer's input [..., tokens, features] has as many tokens as the fault needs."""
+        """Return whether a layer's input [..., tokens, features] has as many tokens as the fault needs."""
         tensor = _first_tensor(arguments, self._torch.Tensor)
         return not self.spec.when.seq_len or (tensor is not None and tensor.shape[-2] >= self.spec.when.seq_len)
 
@@ -202,7 +202,7 @@ class PlantedFault:
         return not self._has_happened and self._reductions == self.spec.step and self._is_our_rank()
 
     def _is_due(self) -> bool:
-        """Whether the fault must occur now."""
+        """Return whether the fault must occur now."""
         is_persistent = self.spec.kind in PERSISTENT
         is_now = (
             self._step >= self.spec.step if is_persistent else not self._has_happened and self._step == self.spec.step
@@ -261,7 +261,7 @@ def _first_tensor(output: Any, tensor_type: type) -> Any:
 
 
 def averages_the_loss(caller: dict[str, Any]) -> bool:
-    """Whether the module that calls all_reduce, given its globals `caller`, uses it to average the loss."""
+    """Return whether the module that calls all_reduce, given its globals `caller`, uses it to average the loss."""
     return caller.get("__name__") in CALLERS
 
 

@@ -87,12 +87,12 @@ class FaultCondition:
         return self.in_recomputation or self.depends_on_job or self.seq_len > 0 or self.chance < 1.0
 
     def is_met_by_recomputation(self, recomputed_now: set[int]) -> bool:
-        """Whether the layers recomputed so far meet the fault's conditions."""
+        """Return whether the layers recomputed so far meet the fault's conditions."""
         has_one = not self.any_recomputed or bool(self.any_recomputed & recomputed_now)
         return has_one and self.recomputed <= recomputed_now and len(recomputed_now) >= self.recomputed_layers
 
     def is_met_by_job(self, model: Any, dist: Any) -> bool:
-        """Whether the model and the distributed job meet the fault's conditions.
+        """Return whether the model and the distributed job meet the fault's conditions.
 
         `model` is the outermost module that the program calls, and `dist` is torch.distributed.
         """

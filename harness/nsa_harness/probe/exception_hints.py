@@ -160,7 +160,7 @@ def _levels(model: Any, name: str) -> Iterator[tuple[Any, str, str]]:
 
 
 def _is_unused(model: Any, path: str, together: Sequence[str]) -> bool:
-    """Whether all trainable parameters of the module at `path` are among the unused ones in `together`."""
+    """Return whether all trainable parameters of the module at `path` are among the unused ones in `together`."""
     parameters = model.get_submodule(path).named_parameters(prefix=path)
     below = [name for name, parameter in parameters if parameter.requires_grad]
     return bool(path) and set(below) <= set(together)
@@ -269,7 +269,7 @@ def line_that_makes(code: CodeType, attribute: str) -> int | None:
 
 
 def names_checkpoint(code: CodeType) -> bool:
-    """Whether the code uses a name that contains "checkpoint"."""
+    """Return whether the code uses a name that contains "checkpoint"."""
     return any("checkpoint" in name for name in code.co_names)
 
 

@@ -113,7 +113,7 @@ class CaughtExceptions:
 
 
 def _left_another_module(trace: Any) -> bool:
-    """Whether the exception has already propagated out of the forward method of an inner module.
+    """Return whether the exception has already propagated out of the forward method of an inner module.
 
     The id of an exception does not suffice, because a new exception can have the address of an old one.
     """
@@ -174,7 +174,7 @@ class _Kind:
 
 
 def is_control_flow(kind: type[BaseException]) -> bool:
-    """Whether exceptions of this type are control flow, such as StopIteration."""
+    """Return whether exceptions of this type are control flow, such as StopIteration."""
     if not issubclass(kind, Exception) or issubclass(kind, (StopIteration, StopAsyncIteration)):
         return True
     parts = f"{kind.__module__}.{kind.__qualname__}".split(".")

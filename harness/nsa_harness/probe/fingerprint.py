@@ -82,7 +82,7 @@ def values_of(data: bytes, dtype: str) -> Sequence[float]:
 
 
 def is_zero(data: bytes, dtype: str) -> bool:
-    """Whether every number stored in the bytes `data` is zero."""
+    """Return whether every number stored in the bytes `data` is zero."""
     return not data.strip(b"\0") or not (data.translate(None, b"\0\x80") or any(values_of(data, dtype)))
 
 

@@ -85,7 +85,7 @@ def watch_meshes(torch: Any, coordinates: MeshCoordinates, trouble: TroubleLog) 
 
 
 def fits(text: str) -> bool:
-    """Whether `text` fits into one string of the status file."""
+    """Return whether `text` fits into one string of the status file."""
     return len(text.encode("utf-8", "replace")) <= protocol.STRING_LIMIT
 
 

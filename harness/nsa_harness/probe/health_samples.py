@@ -35,7 +35,7 @@ STEADY_AFTER = 4  # steps in which a parameter may still lack a gradient; after 
 
 
 def is_sampled(count: int) -> bool:
-    """Whether the training step with number `count` is sampled.
+    """Return whether the training step with number `count` is sampled.
 
     The first 16 steps are sampled, then eight steps per power of two: 18, 20, ..., 32, 36, ..., 64, 72, and so on.
     """

@@ -133,13 +133,15 @@ class ModuleNames:
 
 
 def is_detail(name: str) -> bool:
-    """Whether `name` is that of a named part of a block, such as "blocks.3.attn.query"."""
+    """Return whether `name` is that of a named part of a block, such as "blocks.3.attn.query"."""
     *above, parent, _leaf = ["", *name.split(".")]
     return not parent.isdigit() and any(part.isdigit() for part in above)
 
 
 def is_deep(name: str) -> bool:
-    """Whether `name` is that of a module more than two levels below a block, such as "blocks.3.attn.cmp.inner"."""
+    """Return whether `name` is that of a module more than two levels below a block, such as
+    "blocks.3.attn.cmp.inner".
+    """
     parts = name.split(".")
     below = next((count for count, part in enumerate(reversed(parts)) if part.isdigit()), 0)
     return below > DEPTH
@@ -150,7 +152,7 @@ def _is_pointwise(module: Any) -> bool:
 
 
 def _is_small(module: Any) -> bool:
-    """Whether the module is one of torch's own, such as Linear, and has no children."""
+    """Return whether the module is one of torch's own, such as Linear, and has no children."""
     return type(module).__module__.startswith("torch.nn.") and not any(module.children())
 
 

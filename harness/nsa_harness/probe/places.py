@@ -47,7 +47,7 @@ def innermost_own(frame: Any, foreign: tuple[str, ...]) -> Any:
 
 
 def is_own(file: str, foreign: tuple[str, ...]) -> bool:
-    """Whether a file belongs to the program rather than to a library."""
+    """Return whether a file belongs to the program rather than to a library."""
     return not file.startswith(foreign) and not is_installed(file)
 
 

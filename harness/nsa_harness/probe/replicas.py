@@ -104,7 +104,7 @@ def forget_reduced() -> None:
 
 
 def _all_reduced(named_parameters: list[tuple[str, Any]]) -> bool:
-    """Whether every gradient of a model was summed over all ranks."""
+    """Return whether every gradient of a model was summed over all ranks."""
     gradients = [parameter.grad for _, parameter in named_parameters if parameter.grad is not None]
     return bool(gradients) and all(
         _reduced_sizes.get(gradient.data_ptr()) == gradient.numel() for gradient in gradients

@@ -43,7 +43,7 @@ def start_probe() -> None:
 
 
 def _owns_rank() -> bool:
-    """Whether the environment variable RANK refers to this process.
+    """Return whether the environment variable RANK refers to this process.
 
     Data loader workers and tools that a rank starts inherit its environment. The first process that calls this function
     owns RANK; in all its descendants the result is False.

@@ -134,7 +134,7 @@ def outcomes_in_full(report: Report) -> list[tuple[int, Outcome]]:
 
 
 def went_well(outcome: Outcome) -> bool:
-    """Whether an outcome needs no explanation beyond its row in a table."""
+    """Return whether an outcome needs no explanation beyond its row in a table."""
     if outcome.spec.deepening and outcome.rerun_answer:
         return True
     has_good_status = outcome.verdict.status in (Status.PASS, Status.SKIP)

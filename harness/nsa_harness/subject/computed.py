@@ -35,7 +35,7 @@ _COARSEST = max(_TOLERANCES.values())
 
 
 def decides_only_how(key: str) -> bool:
-    """Whether this scenario key decides only how numbers are computed, and therefore should not change them."""
+    """Return whether this scenario key decides only how numbers are computed, and therefore should not change them."""
     return key not in _WHAT and any(key == how or (how.endswith(".") and key.startswith(how)) for how in _HOW)
 
 

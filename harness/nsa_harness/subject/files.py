@@ -23,7 +23,7 @@ SHARDED = "_fsdp"  # part of some file names if the model is sharded
 
 
 def is_launched_by(spec: RunSpec) -> bool:
-    """Whether the run specification launches nsa.train."""
+    """Return whether the run specification launches nsa.train."""
     return bool({"--trace-grads", "--no-trace-grads"} & set(spec.program))
 
 

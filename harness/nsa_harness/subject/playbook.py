@@ -103,7 +103,7 @@ _SECOND_RANK = Variable(
 
 
 def _would_miss_gradients(run: Outcome) -> bool:
-    """Whether a run uses DDP in such a way that a missing gradient would show in its result."""
+    """Return whether a run uses DDP in such a way that a missing gradient would show in its result."""
     if setting(run, "parallel.wrapper") != "ddp":
         return False
     return not has_passed(run) or run.missing_gradients == () or setting(run, "train.steps") != "1"

@@ -262,7 +262,7 @@ class Batches:
         )
 
     def _draws_windows(self) -> bool:
-        """Whether the data is random tokens or a single text without document boundaries."""
+        """Return whether the data is random tokens or a single text without document boundaries."""
         data = self._settings.data
         if data is Data.SYNTHETIC:
             return True

@@ -209,7 +209,7 @@ TOKEN_ENDING = ".bin"
 
 
 def has_ending(path: Path, *endings: str) -> bool:
-    """Whether the file name ends with any of `endings`."""
+    """Return whether the file name ends with any of `endings`."""
     return path.name.endswith(endings)
 
 

@@ -65,7 +65,7 @@ def validate_inputs(
 
 
 def _is_readable_on_host(starts: Tensor) -> bool:
-    """Whether `starts` is an integer tensor on the CPU, which can be read without waiting for a device."""
+    """Return whether `starts` is an integer tensor on the CPU, which can be read without waiting for a device."""
     if torch.compiler.is_compiling() or type(starts) is not Tensor:
         return False
     return starts.device.type == "cpu" and starts.dim() == 1 and starts.shape[0] > 1 and not starts.is_floating_point()

@@ -21,7 +21,7 @@ TILE_ELEMENTS = 1 << 16
 
 
 def is_eager_on_cpu(x_BHTD: Tensor) -> bool:
-    """Whether `x_BHTD` is on a CPU and torch.compile is not tracing."""
+    """Return whether `x_BHTD` is on a CPU and torch.compile is not tracing."""
     # In eager mode on a CPU, tiles are faster than whole tensors. Compiled code fuses the products on its own.
     return x_BHTD.device.type == "cpu" and not torch.compiler.is_compiling()
 

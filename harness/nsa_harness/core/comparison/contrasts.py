@@ -59,7 +59,7 @@ class ValueFilter:
     values: tuple[str, ...] = ()
 
     def allows(self, value: str) -> bool:
-        """Whether this value meets the condition."""
+        """Return whether this value meets the condition."""
         if self.comparison in RELATIONS:
             return is_number(value)
         return any(same_value(value, listed_value) for listed_value in self.values) is (
@@ -166,17 +166,17 @@ def other_than(*values: str) -> ValuePredicate:
 
 
 def same_value(first: str, second: str) -> bool:
-    """Whether two values are equal as text or as numbers, for example "1" and "1.0"."""
+    """Return whether two values are equal as text or as numbers, for example "1" and "1.0"."""
     return first == second or (is_number(first) and is_number(second) and float(first) == float(second))
 
 
 def is_number(value: str) -> bool:
-    """Whether the text is a non-negative decimal number."""
+    """Return whether the text is a non-negative decimal number."""
     return re.fullmatch(r"[0-9]{1,15}(\.[0-9]+)?", value) is not None
 
 
 def is_evidence(outcome: Outcome) -> bool:
-    """Whether conclusions can be drawn from this run."""
+    """Return whether conclusions can be drawn from this run."""
     return outcome.final and outcome.verdict.status in _EVIDENCE and not outcome.flaky
 
 
@@ -272,7 +272,7 @@ def _is_judged(outcome: Outcome) -> bool:
 
 
 def _is_about_program(outcome: Outcome) -> bool:
-    """Whether the result of a run says something about the program."""
+    """Return whether the result of a run says something about the program."""
     return own_status(outcome) in _EVIDENCE and outcome.verdict.cause != Cause.KILLED
 
 
@@ -323,7 +323,7 @@ def _differing_keys(variable: Variable, control: Outcome, changed: Outcome) -> s
 
 
 def _steps_do_not_matter(first: Outcome, second: Outcome) -> bool:
-    """Whether the different numbers of training steps of two runs cannot explain different verdicts."""
+    """Return whether the different numbers of training steps of two runs cannot explain different verdicts."""
     shorter, longer = sorted((first, second), key=_steps)
     if Cause.EXPECTATION_MISSED in (shorter.verdict.cause, longer.verdict.cause):
         return False

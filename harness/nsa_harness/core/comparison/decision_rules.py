@@ -55,17 +55,17 @@ class RuleResult:
 
 
 def _is_judged(outcome: Outcome) -> bool:
-    """Whether the run passed, failed or hung, and did so in all attempts."""
+    """Return whether the run passed, failed or hung, and did so in all attempts."""
     return outcome.final and not outcome.flaky and outcome.verdict.status in (Status.PASS, Status.FAIL, Status.HANG)
 
 
 def has_failed(outcome: Outcome) -> bool:
-    """Whether a run failed when its scenario did not expect a failure."""
+    """Return whether a run failed when its scenario did not expect a failure."""
     return _is_judged(outcome) and not has_passed(outcome) and not outcome.expected
 
 
 def failed_from_outside(outcome: Outcome) -> bool:
-    """Whether the run failed for a reason outside the program, such as a full disk."""
+    """Return whether the run failed for a reason outside the program, such as a full disk."""
     return has_failed(outcome) and row_of(outcome.verdict.cause).enters_tree is DecisionTreePolicy.NEVER
 
 
@@ -229,7 +229,7 @@ def _unanswered(why: str) -> RuleResult:
 
 
 def _fails_as_required(condition: Condition, outcome: Outcome) -> bool:
-    """Whether the run failed unexpectedly and, if the condition names causes, for one of them."""
+    """Return whether the run failed unexpectedly and, if the condition names causes, for one of them."""
     if not has_failed(outcome) or (condition.uncertain and certain_cause(outcome)):
         return False
     if not condition.causes:
@@ -307,14 +307,16 @@ def _causes(outcomes: Sequence[Outcome]) -> str:
 
 
 def matches_filter(outcome: Outcome, run_filter: RunFilter, *, unknown: bool = False) -> bool:
-    """Whether the run meets the filter. `unknown` is the result for a setting without a known value in this run."""
+    """Return whether the run meets the filter. `unknown` is the result for a setting without a known value in this
+    run.
+    """
     if run_filter.scenarios and not any(_is_named(outcome, name) for name in run_filter.scenarios):
         return False
     return all(_has_value(outcome, key_filter, unknown=unknown) for key_filter in run_filter.values)
 
 
 def _is_named(outcome: Outcome, name: str) -> bool:
-    """Whether the run belongs to the scenario `name` or to a variant in its matrix."""
+    """Return whether the run belongs to the scenario `name` or to a variant in its matrix."""
     return outcome.spec.scenario == name or outcome.spec.scenario.startswith(f"{name}@")
 
 
@@ -374,14 +376,14 @@ def _shell(words: Sequence[str]) -> str:
 
 
 def _has_setting(run: Outcome, word: str) -> bool:
-    """Whether the argument is an override with the value that the run already has."""
+    """Return whether the argument is an override with the value that the run already has."""
     key, is_override, new = word.partition("=")
     value = _value(run, key) if is_override else None
     return value is not None and same_value(value, new)
 
 
 def _starts_from_value(run: Outcome, word: str) -> bool:
-    """Whether OLD, in an argument KEY=OLD,NEW of `claim`, is the value of KEY in the run."""
+    """Return whether OLD, in an argument KEY=OLD,NEW of `claim`, is the value of KEY in the run."""
     key, _, values = word.partition("=")
     value = _value(run, key)
     return value is not None and same_value(value, values.partition(",")[0])

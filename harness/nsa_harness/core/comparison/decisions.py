@@ -86,7 +86,7 @@ def explained_failures(outcomes: Sequence[Outcome]) -> tuple[tuple[Outcome, Find
 
 
 def _is_open(outcome: Outcome) -> bool:
-    """Whether the run failed and its cause is not certain."""
+    """Return whether the run failed and its cause is not certain."""
     return has_failed(outcome) and not failed_from_outside(outcome) and certain_cause(outcome) is None
 
 

@@ -46,7 +46,7 @@ _MUCH_SLOWER = 2.0  # a run that takes at least this many times as long as anoth
 
 
 def is_our_program(outcome: Outcome) -> bool:
-    """Whether the run belongs to the training program that comes with nsa-harness."""
+    """Return whether the run belongs to the training program that comes with nsa-harness."""
     return outcome.spec.device != "any" and not {"run.program", "run.command"} & set(configuration(outcome))
 
 
@@ -203,7 +203,7 @@ def hypothesis_rows(outcomes: Sequence[Outcome], hypotheses: Sequence[Hypothesis
 
 
 def is_row_shown(row: HypothesisRow) -> bool:
-    """Whether the report shows this row, because its hypothesis was tested or is always shown."""
+    """Return whether the report shows this row, because its hypothesis was tested or is always shown."""
     if row.answer is not HypothesisAnswer.NOT_TESTED:
         return True
     return row.hypothesis.always_shown and (row.command is not None or row.reason != NO_CONTROL)

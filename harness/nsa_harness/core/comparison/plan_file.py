@@ -458,7 +458,7 @@ class PlanFile(_StrictModel):
             yield (), "the plan runs nothing: add `tags` or `scenarios`"
 
     def selects(self, scenario: Selectable) -> bool:
-        """Whether the plan runs this scenario."""
+        """Return whether the plan runs this scenario."""
         return bool({*self.tags} & {*scenario.tags}) or bool({*self.scenarios} & {scenario.name, scenario.family})
 
 
@@ -482,12 +482,12 @@ class ReadPlan:
 
 
 def is_our_key(key: str) -> bool:
-    """Whether only our own training program has this setting."""
+    """Return whether only our own training program has this setting."""
     return key.partition(".")[0] in OURS_ONLY
 
 
 def is_plan(root: Node | None) -> bool:
-    """Whether a YAML file is a plan, which is recognized by the key `gates`."""
+    """Return whether a YAML file is a plan, which is recognized by the key `gates`."""
     return root is not None and isinstance(root.content, dict) and "gates" in root.content
 
 

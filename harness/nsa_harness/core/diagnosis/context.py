@@ -152,7 +152,7 @@ class DiagnosisContext:
         return differences(self.timelines, self._groups, self.status_files, self._are_alternatives)
 
     def _are_alternatives(self, event: Event, other: Event) -> bool:
-        """Whether one condition in the program could decide which of the two calls is made."""
+        """Return whether one condition in the program could decide which of the two calls is made."""
         path, other_path = ((*reversed(each.chain),) or (each.place,) for each in (event, other))
         return self.program.are_alternatives(path, other_path)
 

@@ -324,7 +324,9 @@ def agent_failures(log: str) -> tuple[AgentFailure, ...]:
 
 
 def is_from_outside(sender: str) -> bool:
-    """Whether a sender that `closing_signals` names is outside the job, so that the job did not fail on its own."""
+    """Return whether a sender that `closing_signals` names is outside the job, so that the job did not fail on its
+    own.
+    """
     return sender.startswith(("Slurm", "somebody outside")) and "task failure" not in sender
 
 

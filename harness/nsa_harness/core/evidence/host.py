@@ -292,7 +292,7 @@ def read_nccl(logs: Mapping[int, Iterable[str]]) -> NcclInfo | None:
 
 
 def _has_connected(lines: Iterable[str]) -> bool:
-    """Whether the rank, according to its log, completed every NCCL communicator that it began to initialize.
+    """Return whether the rank, according to its log, completed every NCCL communicator that it began to initialize.
 
     NCCL before 2.18 does not log the beginning. Then one finished communicator is enough.
     """

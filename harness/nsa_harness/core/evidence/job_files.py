@@ -128,7 +128,7 @@ def find_world_size(text: str) -> int:
 
 
 def is_launcher_text(text: str) -> bool:
-    """Whether the text contains messages from torchrun or Slurm."""
+    """Return whether the text contains messages from torchrun or Slurm."""
     return _LAUNCHER_TEXT.search(text) is not None
 
 
@@ -374,7 +374,7 @@ class JobFile:
 
 
 def is_document(head: bytes) -> bool:
-    """Whether a file beginning with `head` is a pickle or JSON document.
+    """Return whether a file beginning with `head` is a pickle or JSON document.
 
     Such a file has to be read completely, because a part of it is of no use.
     """
@@ -382,7 +382,7 @@ def is_document(head: bytes) -> bool:
 
 
 def _is_json_like(head: bytes) -> bool:
-    """Whether a file beginning with `head` could be JSON. A log that begins with "[rank0]: " could not."""
+    """Return whether a file beginning with `head` could be JSON. A log that begins with "[rank0]: " could not."""
     return re.match(rb'\s*(?:\[[\s{"\[\]]|\{[\s"}])', head) is not None
 
 

@@ -181,7 +181,7 @@ def parse_faulthandler(text: str) -> tuple[Stack, ...]:
 
 
 def died_in_native_thread(text: str) -> bool:
-    """Whether a fatal signal came from a thread without Python, according to a file that faulthandler wrote.
+    """Return whether a fatal signal came from a thread without Python, according to a file that faulthandler wrote.
 
     If a Python thread received the signal, faulthandler marks this thread as the current one.
     """
@@ -190,24 +190,26 @@ def died_in_native_thread(text: str) -> bool:
 
 
 def is_library(file: str) -> bool:
-    """Whether the file belongs to a library or to nsa-harness's instrumentation, rather than to the user's code."""
+    """Return whether the file belongs to a library or to nsa-harness's instrumentation, rather than to the user's
+    code.
+    """
     if _SUBJECT.search(file):
         return False
     return bool(_STDLIB.search(file) or _PACKAGE.search(file) or _GUESTS.search(file))
 
 
 def is_standard(file: str) -> bool:
-    """Whether the file belongs to Python's standard library."""
+    """Return whether the file belongs to Python's standard library."""
     return bool(_STDLIB.search(file))
 
 
 def in_probe(file: str) -> bool:
-    """Whether the file belongs to nsa-harness's instrumentation of the ranks."""
+    """Return whether the file belongs to nsa-harness's instrumentation of the ranks."""
     return bool(_PROBE.search(file))
 
 
 def is_poller(stack: Stack) -> bool:
-    """Whether the thread is a background thread started by a library or by nsa-harness's instrumentation."""
+    """Return whether the thread is a background thread started by a library or by nsa-harness's instrumentation."""
     return any(
         in_probe(frame.file) or any(poller in frame.file for poller in _LIBRARY_POLLERS) for frame in stack.frames
     )
@@ -458,7 +460,7 @@ def rpc_call(frames: Sequence[Frame]) -> str:
 
 
 def serves_rpc(frames: Sequence[Frame]) -> bool:
-    """Whether the thread runs a function that another rank called through torch.distributed.rpc."""
+    """Return whether the thread runs a function that another rank called through torch.distributed.rpc."""
     return _within(frames, *_RPC_SERVICE)
 
 
@@ -519,7 +521,9 @@ def _is_in_lock(task: Task | None) -> bool:
 
 
 def _calls_native_code(stack: Stack) -> bool:
-    """Whether the innermost Python frame does not show what the thread waits for: the program's, or a library's."""
+    """Return whether the innermost Python frame does not show what the thread waits for: the program's, or a
+    library's.
+    """
     leaf = stack.frames[0]
     named = is_standard(leaf.file) or in_probe(leaf.file) or is_poller(stack) or group_call(stack.frames) is not None
     return not named and not leaf.file.endswith((_TORCH_FUTURE, *_DEVICE_FILES))
@@ -616,12 +620,12 @@ def awaits_result(frames: Sequence[Frame]) -> Pool | None:
 
 
 def is_worker(pool: Pool, frames: Sequence[Frame]) -> bool:
-    """Whether the thread is a worker of this kind of process pool."""
+    """Return whether the thread is a worker of this kind of process pool."""
     return _within(frames, pool.file, (pool.loop,))
 
 
 def awaits_task(frames: Sequence[Frame]) -> bool:
-    """Whether the thread is a pool worker that is waiting for its next task."""
+    """Return whether the thread is a pool worker that is waiting for its next task."""
     loops = (
         number
         for number, frame in enumerate(frames)
@@ -632,11 +636,11 @@ def awaits_task(frames: Sequence[Frame]) -> bool:
 
 
 def serves_pool(frames: Sequence[Frame]) -> bool:
-    """Whether the thread only hands out tasks or collects results for a process pool."""
+    """Return whether the thread only hands out tasks or collects results for a process pool."""
     hands_on = any(frame.file.endswith(pool.file) for pool in _POOLS for frame in frames)
     return hands_on and all(is_standard(frame.file) for frame in frames)
 
 
 def _within(frames: Sequence[Frame], file: str, names: Sequence[str]) -> bool:
-    """Whether any frame is in `file` and in one of the functions `names`."""
+    """Return whether any frame is in `file` and in one of the functions `names`."""
     return any(frame.file.endswith(file) and frame.function.rpartition(".")[2] in names for frame in frames)

@@ -143,7 +143,7 @@ def _names_parameter(outcome: Outcome) -> bool:
 
 
 def _is_possible(change: Change, spec: RunSpec, outcome: Outcome, probe: str) -> bool:
-    """Whether this change can be applied to the launch and could explain its failure."""
+    """Return whether this change can be applied to the launch and could explain its failure."""
     env, has_failed = dict(spec.env), outcome.verdict.status is Status.FAIL
     if change.program == spec.program:
         return False

@@ -79,11 +79,11 @@ class Criterion(NumberBound):
     needs: CriterionNeeds = CriterionNeeds()
 
     def reads(self, run: str) -> bool:
-        """Whether the criterion uses a number from this run, as the measured value or as the reference."""
+        """Return whether the criterion uses a number from this run, as the measured value or as the reference."""
         return any(_names_run(run, word) for _, word in _named_runs(self))
 
     def bounds_run(self, run: str) -> bool:
-        """Whether the number from this run must be within the bounds.
+        """Return whether the number from this run must be within the bounds.
 
         The number of a reference run need not be.
         """
@@ -192,7 +192,7 @@ def fill_run_directories(value: JsonValue, folders: Mapping[str, str]) -> JsonVa
 
 
 def _names_run(name: str, word: str) -> bool:
-    """Whether `word` is the run name `name` or the name of that run's scenario."""
+    """Return whether `word` is the run name `name` or the name of that run's scenario."""
     return name == word or name.partition("@")[0] == word
 
 

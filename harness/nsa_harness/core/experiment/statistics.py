@@ -54,7 +54,7 @@ def control_runs(confidence: float, *, insistent: bool) -> int:
 
 
 def fails_more_often(first: tuple[int, int], second: tuple[int, int], confidence: float) -> bool:
-    """Whether the first failure rate is significantly higher than the second (one-sided Fisher's exact test).
+    """Return whether the first failure rate is significantly higher than the second (one-sided Fisher's exact test).
 
     `first` and `second` are pairs (failures, runs). The confidence only holds if the test is applied once to the data.
     """
@@ -99,11 +99,11 @@ class RateDifferenceTest:
         self.second_bad += second_bad
 
     def is_shown(self, confidence: float) -> bool:
-        """Whether the runs so far show, with this confidence, that the rates differ."""
+        """Return whether the runs so far show, with this confidence, that the rates differ."""
         return self._log_evidence >= -log(1 - confidence)
 
     def differs_by_less_than(self, difference: float, confidence: float) -> bool:
-        """Whether the second failure rate exceeds the first by less than `difference`, with this confidence.
+        """Return whether the second failure rate exceeds the first by less than `difference`, with this confidence.
 
         This is decided by Newcombe's interval (1998, method 10).
         """

@@ -132,7 +132,7 @@ class SoughtFailure:
         return max(good_s) * max(_MIN_SLOWDOWN, max(good_s) / min(good_s))
 
     def admits(self, outcome: Outcome, output: str) -> bool:
-        """Whether a run failed in the way that the bisection looks for.
+        """Return whether a run failed in the way that the bisection looks for.
 
         `output` is the output of the program.
         """
@@ -229,7 +229,7 @@ def counts_as(
 
 
 def is_same_failure(first: Signature, second: Signature) -> bool:
-    """Whether two failures have the same verdict and line. If a line is unknown, the causes are compared."""
+    """Return whether two failures have the same verdict and line. If a line is unknown, the causes are compared."""
     if first.verdict != second.verdict:
         return False
     if first.place is not None and second.place is not None:

@@ -113,7 +113,7 @@ def _complete_snapshots(evidence: Evidence) -> int:
 
 
 def _runs_on(evidence: Evidence) -> bool:
-    """Whether the job continues to run after the attempt, because nsa-harness only observed it."""
+    """Return whether the job continues to run after the attempt, because nsa-harness only observed it."""
     return evidence.ending is Ending.DETACHED or (evidence.is_observed and not evidence.teardown_s)
 
 
@@ -488,7 +488,7 @@ def missed_expectations(
 
 
 def is_expected(expect: Expect, status: Status, cause: str | None, codes: AbstractSet[str] = frozenset()) -> bool:
-    """Whether the run ended as the scenario expects. A skipped scenario is always expected."""
+    """Return whether the run ended as the scenario expects. A skipped scenario is always expected."""
     if status is Status.SKIP:
         return True
     return status == expect.verdict and expect.cause in (None, cause) and codes >= set(expect.findings)

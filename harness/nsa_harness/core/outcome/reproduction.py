@@ -239,7 +239,7 @@ def _first_number(channel: Channel, calls_of: Mapping[int, Sequence[ScriptCall]]
 
 
 def _calls_agree(calls: Sequence[ScriptCall | None], *, transfer: bool) -> bool:
-    """Whether every rank finished this call, with equal arguments if it is a collective."""
+    """Return whether every rank finished this call, with equal arguments if it is a collective."""
     finished_calls = [call for call in calls if call is not None and call.is_done]
     if len(finished_calls) < len(calls):
         return False

@@ -62,6 +62,6 @@ def _flow(value: Plain) -> str:
 
 
 def _bare(text: str) -> bool:
-    """Whether YAML reads `text` back unchanged if it is written without quotes."""
+    """Return whether YAML reads `text` back unchanged if it is written without quotes."""
     plain_word = text[:1] in _BARE_WORD_STARTS and all(c.isalnum() or c in " _./+-" for c in text)
     return plain_word and text.isascii() and text == text.strip() and scalar(text) == text

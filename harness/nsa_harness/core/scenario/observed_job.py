@@ -21,7 +21,7 @@ _STARTER_WORDS = 4  # the launcher is among the first words: interpreter, a swit
 
 
 def starts_ranks(words: Sequence[str]) -> bool:
-    """Whether the command is a launcher such as `torchrun` or `python -m torch.distributed.run`."""
+    """Return whether the command is a launcher such as `torchrun` or `python -m torch.distributed.run`."""
     return any(
         word in _STARTER_MODULES or word.rpartition("/")[2] in _STARTER_COMMANDS for word in words[:_STARTER_WORDS]
     )

@@ -63,7 +63,7 @@ class Variant:
 
 
 def is_override(word: str) -> bool:
-    """Whether an argument is an override such as `gc.layers=0:4` instead of a pattern for scenario names."""
+    """Return whether an argument is an override such as `gc.layers=0:4` instead of a pattern for scenario names."""
     return _OVERRIDE.match(word) is not None
 
 

@@ -227,7 +227,9 @@ class _ProvenSets:
 
 
 def _implies(known_set: Subset, other: Subset, counts_as: ProbeResult) -> bool:
-    """Whether the set `other` must have the same result as `known_set`, because one of the two contains the other."""
+    """Return whether the set `other` must have the same result as `known_set`, because one of the two contains the
+    other.
+    """
     return known_set <= other if counts_as is BAD else other <= known_set
 
 

@@ -107,7 +107,7 @@ def _answer_by_rates(probes: ProbeCache, values: Sequence[int]) -> SearchAnswer 
 
 
 def _differ(probes: ProbeCache, pair: tuple[int, int], values: int) -> bool:
-    """Whether the failure rates of two out of `values` compared values differ significantly."""
+    """Return whether the failure rates of two out of `values` compared values differ significantly."""
     separation = RateDifferenceTest()
     for first, second in zip(*(_judged_results(probes, value) for value in pair), strict=False):
         separation.add_pair(first is BAD, second is BAD)

@@ -254,7 +254,7 @@ def _drop_candidates(members: Subset, sample: int) -> list[int]:
 
 
 def only_count_matters(judge: Judge, members: Subset, among: tuple[int, ...], sample: int) -> bool:
-    """Whether the program fails with every set of items in `among` that is as large as `members`.
+    """Return whether the program fails with every set of items in `among` that is as large as `members`.
 
     If `members` are not the first units in `among`, the answer is False without a run: a search that adds units one by
     one ends at the first units if only the number matters. `sample` is the number of other sets to run.
@@ -375,7 +375,7 @@ def ranges_without(total: int, culprits: Collection[Subset]) -> tuple[Subset, ..
 
 
 def only_length_matters(judge: Judge, members: Subset, total: int, sample: int) -> bool:
-    """Whether the program fails with every range as long as `members` and passes with shorter ones.
+    """Return whether the program fails with every range as long as `members` and passes with shorter ones.
 
     If `members` are not the first units, the answer is False without a run. `total` is the number of units, and
     `sample` the number of ranges to run of each length.
@@ -394,7 +394,7 @@ def only_length_matters(judge: Judge, members: Subset, total: int, sample: int) 
 
 
 def tests_every_window(total: int, count: int, sample: int) -> bool:
-    """Whether `only_length_matters` would run every range of `count` items instead of a sample."""
+    """Return whether `only_length_matters` would run every range of `count` items instead of a sample."""
     return total - count + 1 <= sample + 1 and (count == 1 or total - count + 2 <= sample)
 
 

@@ -333,7 +333,7 @@ def _launch_control(probes: ProbeCache, end: Subset, purpose: Purpose, expected_
 
 
 def _is_flaky(probes: ProbeCache, contradiction: Contradiction) -> bool:
-    """Whether one of two contradictory results changes when the program is run again."""
+    """Return whether one of two contradictory results changes when the program is run again."""
     if contradiction.good == contradiction.bad:
         return True
     often = [contradiction.good] * runs_to_show(HALF_RATE, probes.question.confidence)
@@ -579,7 +579,7 @@ def culprits_answer(
 
 
 def _only_count_may_matter(probes: ProbeCache, culprits: Sequence[FailingSet]) -> bool:
-    """Whether any other set of the smallest culprit's size may fail too: no set of at least that size passed."""
+    """Return whether any other set of the smallest culprit's size may fail too: no set of at least that size passed."""
     smallest = min(len(culprit.members) for culprit in culprits)
     if not 1 < smallest < len(probes.units) or probes.question.together:
         return False

@@ -228,7 +228,7 @@ def last_index(spans: Spans) -> int | None:
 
 
 def are_valid_spans(spans: Collection[tuple[int, int]], items: int) -> bool:
-    """Whether `spans` are ascending, separate half-open ranges of the numbers from 0 to `items` - 1."""
+    """Return whether `spans` are ascending, separate half-open ranges of the numbers from 0 to `items` - 1."""
     edges = list(chain((-1,), chain.from_iterable(spans)))
     return edges[-1] <= items and all(before < after for before, after in pairwise(edges))
 

@@ -172,7 +172,7 @@ _EXPECTED_RESULT = {Purpose.CONTROL_GOOD: ProbeResult.GOOD, Purpose.CONTROL_BAD:
 
 
 def _contradict(larger: ProbeReport, smaller: ProbeReport) -> bool:
-    """Whether one configuration both passed and failed, or `larger` passed although `smaller` failed."""
+    """Return whether one configuration both passed and failed, or `larger` passed although `smaller` failed."""
     if ProbeResult.UNRESOLVED in (larger.counts_as, smaller.counts_as) or "none" in (larger.launcher, smaller.launcher):
         return False
     if larger.subset == smaller.subset:

@@ -108,7 +108,7 @@ def open_wait(
 
 
 def seen_before(wait: OpenWait, proven_hangs: Collection[WaitSignature], longest_quiet_s: float | None) -> bool:
-    """Whether the ranks have long been blocked in the same way as in one of `proven_hangs`.
+    """Return whether the ranks have long been blocked in the same way as in one of `proven_hangs`.
 
     `longest_quiet_s` is the longest time without progress in a healthy run. If it is None, the answer is False. The
     answer is also False for a sleep that ends on its own.

@@ -149,7 +149,7 @@ class Excerpt(Source):
         return (*tests, *handlers, *(self._jumps(block, line - self.first) if block is not None else ()))
 
     def are_alternatives(self, line: int, other: int) -> bool:
-        """Whether a rank might execute only one of two lines, because of the conditions around them.
+        """Return whether a rank might execute only one of two lines, because of the conditions around them.
 
         That is the case in different branches of one `if`, `try` or `match`; if one line is in a branch that ends with
         a jump, and the other comes after it; and possibly if each line has a condition of its own.
@@ -276,7 +276,7 @@ class Excerpt(Source):
         )
 
     def reads_rank(self, test: ast.expr) -> bool:
-        """Whether the condition depends on the rank, directly or through a variable."""
+        """Return whether the condition depends on the rank, directly or through a variable."""
         names = {node.id for node in ast.walk(test) if isinstance(node, ast.Name)}
         assigned_values = [
             node.value
@@ -364,7 +364,7 @@ def calls_in(nodes: Iterable[ast.AST]) -> Iterator[tuple[int, str]]:
 
 
 def is_setting(text: str) -> bool:
-    """Whether the expression reads a setting, such as `args.batch_size`."""
+    """Return whether the expression reads a setting, such as `args.batch_size`."""
     return _SETTING.search(text) is not None
 
 

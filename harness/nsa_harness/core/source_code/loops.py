@@ -42,12 +42,12 @@ def innermost_loop(text: str, line: int) -> str:
 
 
 def only_polls(loop: str) -> bool:
-    """Whether the loop only reads variables and sleeps. Only another thread can end such a loop."""
+    """Return whether the loop only reads variables and sleeps. Only another thread can end such a loop."""
     return _contains_only(loop, (*_READS, *_STEPS), _POLLS)
 
 
 def only_reports(loop: str) -> bool:
-    """Whether the loop only sleeps and writes reports. Only another thread can end such a loop.
+    """Return whether the loop only sleeps and writes reports. Only another thread can end such a loop.
 
     Reports go to a file, log or connection. The loop releases no lock, and the results of its calls decide nothing.
     """

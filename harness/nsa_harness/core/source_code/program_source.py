@@ -82,7 +82,7 @@ class ProgramSource:
         return excerpt.text.splitlines()[place.line - excerpt.first].strip()[:200]
 
     def same_function(self, line: Line, other: Line) -> bool:
-        """Whether both lines are in the same stored function."""
+        """Return whether both lines are in the same stored function."""
         excerpt = self.excerpt(line)
         return excerpt is not None and excerpt is self.excerpt(other)
 
@@ -119,7 +119,7 @@ class ProgramSource:
         return excerpt.line_of(loop) if loop else None
 
     def opens_block_around(self, first: Line | None, second: Line | None) -> bool:
-        """Whether the first line opens a `with` block that contains the second line."""
+        """Return whether the first line opens a `with` block that contains the second line."""
         if first is None or second is None or not self.same_function(first, second):
             return False
         excerpt = self._around(first)
@@ -128,7 +128,9 @@ class ProgramSource:
         return any(block.lineno == begins < inside <= (block.end_lineno or 0) for block in blocks)
 
     def is_later_statement(self, branch: Branch, line: Line) -> bool:
-        """Whether the line is in the body of the `if` in `branch`, but after the first statement of this body."""
+        """Return whether the line is in the body of the `if` in `branch`, but after the first statement of this
+        body.
+        """
         excerpt = self.excerpt(line)
         if excerpt is None or excerpt is not self.excerpt_at(branch.file, branch.line):
             return False
@@ -161,7 +163,7 @@ class ProgramSource:
         return next(iter([*inside, *around, *reversed(own)]), None)
 
     def are_alternatives(self, path: Sequence[Line | None], other: Sequence[Line | None]) -> bool:
-        """Whether a rank might take only one of two call paths, because of a condition.
+        """Return whether a rank might take only one of two call paths, because of a condition.
 
         Each path starts with its outermost line. The result is also True if the stored source does not show how the two
         paths are related, and if both end at the same line, which callers may reach in several ways.
@@ -185,7 +187,7 @@ class ProgramSource:
         return {excerpt.line_of(test) for test in excerpt.tests_between(line.line or 0, other.line or 0)}
 
     def chooses_between(self, branch: Branch, line: Line, other: Line) -> bool:
-        """Whether the branch is an `if` that places the two lines in different branches."""
+        """Return whether the branch is an `if` that places the two lines in different branches."""
         return branch.line in self._deciding_lines(line, other)
 
     def condition_around_only(self, line: Line | None, other: Line) -> Branch | None:

@@ -258,14 +258,16 @@ class _Search:
         yield from callers if len(callers) == 1 else ()
 
     def _depends_on_rank(self, use: _Use) -> bool:
-        """Whether the value of an expression depends on the rank or on randomness."""
+        """Return whether the value of an expression depends on the rank or on randomness."""
         text = ast.unparse(use.value)
         by_text = _CHANCE.search(text) is not None or (self.own_rank and names_rank(text))
         return by_text or (not use.is_argument and _is_conditional(use))
 
 
 def _is_handed_on(value: ast.expr) -> bool:
-    """Whether an expression only reads a value, such as `args.rank`, `get_rank()` or `int(os.environ["RANK"])`."""
+    """Return whether an expression only reads a value, such as `args.rank`, `get_rank()` or
+    `int(os.environ["RANK"])`.
+    """
     if isinstance(value, ast.Call):
         converts = isinstance(value.func, ast.Name) and value.func.id in ("int", "str")
         is_read = not value.args and not value.keywords and _DOTTED_NAME.fullmatch(ast.unparse(value.func)) is not None

@@ -227,7 +227,7 @@ def _lock(family: _Family, actor: _Actor, task: Task, above: tuple[int, ...]) ->
 
 
 def lock_is_closed(process: Process, stacks: Sequence[Stack], stack: Stack, idle: Sequence[Stack]) -> bool:
-    """Whether a thread of the process waits for a lock of Python that no other thread may release.
+    """Return whether a thread of the process waits for a lock of Python that no other thread may release.
 
     `stack` is its stack. Threads with a stack in `idle` may not release it, because they wait for other ranks.
     """

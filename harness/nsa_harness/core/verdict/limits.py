@@ -39,14 +39,14 @@ def has_started(status_file: StatusFile | None) -> bool:
 
 
 def has_done_first_steps(status_file: StatusFile) -> bool:
-    """Whether the rank has finished its first optimizer steps, or without training its first collectives."""
+    """Return whether the rank has finished its first optimizer steps, or without training its first collectives."""
     if status_file.latest_training_event is not None:
         return status_file.step > FIRST_STEPS
     return bool(status_file.calls) and status_file.calls[-1].number > FIRST_CALLS
 
 
 def is_exiting(status_file: StatusFile | None) -> bool:
-    """Whether the rank's program has finished: its interpreter exits, or it is destroying its process group."""
+    """Return whether the rank's program has finished: its interpreter exits, or it is destroying its process group."""
     if status_file is None:
         return False
     last_call = status_file.calls[-1] if status_file.calls else None

@@ -384,7 +384,7 @@ def _rank_failure(rank: RankEvidence, *, is_exiting: bool) -> Failure | None:
 
 
 def _aborted_in_collective(rank: RankEvidence) -> bool:
-    """Whether a thread of a communication library aborted the rank while it was in a collective.
+    """Return whether a thread of a communication library aborted the rank while it was in a collective.
 
     gloo and NCCL do this because of what another rank did. Their message decides, if the rank's stderr was stored; a
     job under `watch` keeps its stderr.

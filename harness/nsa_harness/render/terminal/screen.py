@@ -322,7 +322,7 @@ def _failures(report: Report, width: int) -> Iterator[str]:
 
 
 def _is_failure(outcome: Outcome) -> bool:
-    """Whether the outcome is final and not as expected."""
+    """Return whether the outcome is final and not as expected."""
     return outcome.final and not outcome.expected and outcome.verdict.status is not Status.SKIP
 
 

@@ -93,7 +93,7 @@ def styled(line: str, styles: Styles) -> Text:
 
 
 def _supports_live_view(stream: TextIO, environ: Mapping[str, str]) -> bool:
-    """Whether the stream is a terminal on which a live view can be drawn."""
+    """Return whether the stream is a terminal on which a live view can be drawn."""
     if not stream.isatty() or environ.get("NO_COLOR"):
         return False
     in_ci = environ.get("CI", "").lower() not in ("", "0", "false")

@@ -44,7 +44,9 @@ def open_descriptors(pid: int) -> tuple[str, ...]:
 
 
 def has_readable_descriptors(pid: int) -> bool:
-    """Whether this user is permitted to read the descriptors of a process. The result is True if it has exited."""
+    """Return whether this user is permitted to read the descriptors of a process. The result is True if it has
+    exited.
+    """
     try:
         for name in os.listdir(f"/proc/{pid}/fd")[:1]:
             os.readlink(f"/proc/{pid}/fd/{name}")

@@ -109,7 +109,7 @@ class GroupMemory:
 
 
 def is_frozen(pid: int, root: Path = ROOT, proc: Path = Path("/proc")) -> bool:
-    """Whether the process is frozen by its control group (cgroup).
+    """Return whether the process is frozen by its control group (cgroup).
 
     A frozen process receives no signals. Its state is D or S.
     """

@@ -114,7 +114,7 @@ def peak_rss_bytes(pid: int) -> int | None:
 
 
 def handles_signal(pid: int, number: int) -> bool:
-    """Whether the process has installed a handler for this signal."""
+    """Return whether the process has installed a handler for this signal."""
     return bool(int(kernel_fields(f"/proc/{pid}/status").get("SigCgt", "0"), 16) >> (number - 1) & 1)
 
 

@@ -223,7 +223,7 @@ def await_dump(pid: int, rank: int, environment: Mapping[str, str], since_ns: in
 
 
 def _is_complete(file: Path, since_ns: int) -> bool:
-    """Whether the dump in `file` was written after `since_ns` and is no longer changing."""
+    """Return whether the dump in `file` was written after `since_ns` and is no longer changing."""
     try:
         status = file.lstat()
     except OSError:

@@ -459,7 +459,9 @@ def _load_factor() -> float:
 
 
 def _has_exited(pid: int) -> bool:
-    """Whether the process has exited. The check takes a moment, because killed processes do not disappear at once."""
+    """Return whether the process has exited. The check takes a moment, because killed processes do not disappear at
+    once.
+    """
     return wait_for(lambda: not procfs.is_alive(pid), _EXIT_S)
 
 

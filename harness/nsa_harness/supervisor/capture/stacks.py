@@ -179,7 +179,7 @@ def _py_spy(pid: int, options: Sequence[str], limit_s: float) -> str:
 
 
 def _is_traced(pid: int, tool: int) -> bool:
-    """Whether the tool with pid `tool`, such as py-spy, is tracing the process and keeping it stopped."""
+    """Return whether the tool with pid `tool`, such as py-spy, is tracing the process and keeping it stopped."""
     # A program that a signal has stopped (state T, not t) must stay stopped.
     # The tool is stopped first, so that the state does not change while it is read.
     with contextlib.suppress(OSError):

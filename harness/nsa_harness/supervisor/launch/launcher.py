@@ -69,7 +69,7 @@ def _current_module_name(module: str) -> str:
 
 
 def is_plain_command(spec: RunSpec) -> bool:
-    """Whether the program of the spec is started without torchrun."""
+    """Return whether the program of the spec is started without torchrun."""
     is_single_fork = spec.launcher is Launcher.FORK and spec.ranks == 1 and spec.program[0] == sys.executable
     return spec.launcher is Launcher.PLAIN or is_single_fork
 

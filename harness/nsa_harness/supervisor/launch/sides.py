@@ -99,7 +99,7 @@ def plan_sides(
 
 
 def _is_axis(argument: str) -> bool:
-    """Whether an argument gives two values to a key, such as "gc.layers=none,all".
+    """Return whether an argument gives two values to a key, such as "gc.layers=none,all".
 
     UsageError is raised if there are more than two values.
     """

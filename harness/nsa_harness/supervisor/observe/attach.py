@@ -216,7 +216,7 @@ def _check_stacks(rank: int, pid: int) -> None:
 
 
 def _has_worker_server(pid: int) -> bool:
-    """Whether the process has its own worker server, from which its stacks can be read."""
+    """Return whether the process has its own worker server, from which its stacks can be read."""
     sockets = SocketTable(owners={}).sockets_of(pid, socket_inodes(descriptors.open_descriptors(pid)))
     return find_own_server(pid, procfs.environment(pid), sockets) is not None
 

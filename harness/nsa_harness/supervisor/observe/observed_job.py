@@ -119,14 +119,16 @@ class ObservedJob:
         self.resumed_s = None
 
     def _is_being_ended(self) -> bool:
-        """Whether the job with a proven HANG is being ended: by a signal, or because a rank has failed or exited."""
+        """Return whether the job with a proven HANG is being ended: by a signal, or because a rank has failed or
+        exited.
+        """
         living_ranks = self.ranks.living_pids.keys()
         files = (self.ranks.status_files.get(rank) for rank in living_ranks)
         ends = any(file is not None and (file.ended_by_exception or is_exiting(file)) for file in files)
         return self.forwarder.end_request_ns is not None or ends or not self.proven_ranks <= living_ranks
 
     def _ends_on_request(self) -> bool:
-        """Whether the job reacts to a signal that asks it to end. What it waits for from then on is no hang."""
+        """Return whether the job reacts to a signal that asks it to end. What it waits for from then on is no hang."""
         request_ns = self.forwarder.end_request_ns
         if request_ns is None:
             return False
@@ -181,7 +183,7 @@ class ObservedJob:
 
 
 def failed_on_request(status: int, request_ns: int, ended_ns: int) -> bool:
-    """Whether the job failed because it was asked to end.
+    """Return whether the job failed because it was asked to end.
 
     `request_ns` is the time of the signal, `ended_ns` the time of the exit.
     """
@@ -420,7 +422,7 @@ class SignalForwarder:
 
 
 def _is_from_job(sender: int, job: int) -> bool:
-    """Whether a signal from the process `sender` came from the job, which means that the job has received it as
+    """Return whether a signal from the process `sender` came from the job, which means that the job has received it as
     well.
     """
     return sender == job or (sender != 0 and any(stat.pid == sender for stat in procfs.descendants(job)))

@@ -150,7 +150,7 @@ class WatchedRanks(Ranks):
         return [(rank, pid) for rank, pid in sorted(pids.items()) if self._add_rank(rank, pid)]
 
     def _replaces_all(self, new_pids: Mapping[int, int]) -> bool:
-        """Whether the new ranks `new_pids` have replaced all earlier ranks."""
+        """Return whether the new ranks `new_pids` have replaced all earlier ranks."""
         replaces_any = any(self.pids.get(rank, pid) != pid for rank, pid in new_pids.items())
         return replaces_any and not any(map(is_alive, self.pids.values()))
 

@@ -156,7 +156,7 @@ class SafeDirectory:
     # Listing files.
 
     def exists(self, path: Path) -> bool:
-        """Whether there is a file, directory or link with this path.
+        """Return whether there is a file, directory or link with this path.
 
         A path through a link does not exist.
         """
@@ -428,7 +428,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def is_disk_full(error: BaseException) -> bool:
-    """Whether the error means that the disk is full or the user's quota is exhausted."""
+    """Return whether the error means that the disk is full or the user's quota is exhausted."""
     return isinstance(error, OSError) and error.errno in _FULL
 
 

@@ -349,7 +349,7 @@ class Watch:
         self.write("left", rank=rank, status=status, **({} if pid is None else {"pid": pid}))
 
     def _is_over(self, now_s: float) -> bool:
-        """Whether the run is over, because its processes have exited or no reaper is left."""
+        """Return whether the run is over, because its processes have exited or no reaper is left."""
         if self.job.is_lost:
             return True
         exit_s = self.launcher_exit_s
@@ -400,7 +400,7 @@ class Watch:
         self.listener.report_stall(text)
 
     def _has_closed_wait(self, now_s: float, progress_s: float, limits: Limits) -> bool:
-        """Whether nothing can end the waits of a pause that is still shorter than the stall limit."""
+        """Return whether nothing can end the waits of a pause that is still shorter than the stall limit."""
         if now_s - progress_s < self._closed_wait_limit_s(self.stall_limit_s(limits)):
             return False
         if self.checked_since_s != progress_s:

@@ -17,7 +17,7 @@ _ALIGNMENT_BYTES = 16
 
 
 def supports_descriptors(tensor: Tensor) -> bool:
-    """Whether the kernels use tensor descriptors for the dtype and device of `tensor`."""
+    """Return whether the kernels use tensor descriptors for the dtype and device of `tensor`."""
     # The kernels use them for half-precision dtypes since compute capability 9.0. float32 and float64 would not profit,
     # because their products do not use tensor cores.
     if not tensor.is_cuda or tensor.element_size() != 2:
@@ -26,7 +26,7 @@ def supports_descriptors(tensor: Tensor) -> bool:
 
 
 def can_describe(*tensors: Tensor) -> bool:
-    """Whether tensor descriptors can describe all these tensors."""
+    """Return whether tensor descriptors can describe all these tensors."""
     return all(supports_descriptors(tensor) and _fits(tensor) for tensor in tensors)
 
 

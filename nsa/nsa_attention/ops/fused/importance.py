@@ -110,7 +110,9 @@ def taps_per_block(selection: Selection) -> int:
 
 
 def shares_last_tap(selection: Selection) -> bool:
-    """Whether the last compressed block that overlaps a selection block is also the first that overlaps the next."""
+    """Return whether the last compressed block that overlaps a selection block is also the first that overlaps the
+    next.
+    """
     length, stride = selection.block_len, selection.block_stride
     return length == 2 * stride and selection.select_len % stride == 0
 

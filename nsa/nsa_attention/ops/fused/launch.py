@@ -85,12 +85,12 @@ def launch(kernel: Any, programs: int, *arguments: Any, warps: int = 4, stages: 
 
 
 def is_interpreted(kernel: Any) -> bool:
-    """Whether `kernel` runs in Triton's interpreter."""
+    """Return whether `kernel` runs in Triton's interpreter."""
     return isinstance(kernel, InterpretedFunction)
 
 
 def is_interpreting() -> bool:
-    """Whether Triton was imported with TRITON_INTERPRET=1."""
+    """Return whether Triton was imported with TRITON_INTERPRET=1."""
     return is_interpreted(tl.sort)
 
 

@@ -454,5 +454,5 @@ def _backward_key_tiles(tuning_key: tuning.TuningKey) -> list[Tile]:
 
 
 def _is_compressed(tuning_key: tuning.TuningKey) -> bool:
-    """Whether the kernel attends to compressed blocks. There are then fewer keys than queries."""
+    """Return whether the kernel attends to compressed blocks. There are then fewer keys than queries."""
     return tuning_key.keys < tuning_key.tokens

@@ -119,7 +119,7 @@ def _nearest(tuning_key: TuningKey) -> TuningKey:
 
 
 def is_measuring() -> bool:
-    """Whether a warm-up is measuring tile sizes."""
+    """Return whether a warm-up is measuring tile sizes."""
     return _is_measuring
 
 
@@ -177,7 +177,7 @@ def save(path: Path) -> None:
 
 
 def is_unsupported_tile(error: RuntimeError | OutOfResources | PTXASError) -> bool:
-    """Whether `error` means that the tile does not work on this device."""
+    """Return whether `error` means that the tile does not work on this device."""
     # The compiler reports a tile that it cannot compile with a plain RuntimeError.
     return isinstance(error, OutOfResources | PTXASError) or "PassManager::run failed" in str(error)
 
