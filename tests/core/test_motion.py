@@ -125,6 +125,33 @@ def napping(until_s: float, **changes: Any) -> RankSnapshot:
     return replace(STILL, process=process(tasks=(nap,), **changes))
 
 
+def polling(until_s: float | None, *, own_bytes: int = 7, thread_bytes: int = 0, line: int = 331) -> RankSnapshot:
+    """In a wait for an event or a queue that ends at `until_s`, with another thread and torch's worker server."""
+    wait = task(timed=True, wakes_at_s=until_s, io_bytes=own_bytes)
+    others = task(200, io_bytes=thread_bytes), task(300, comm="pt_workerserver", io_bytes=int(until_s or 0))
+    total = process(io_bytes=own_bytes + thread_bytes, tasks=(wait, *others))
+    return replace(STILL, process=total, stacks=(stack(frame(line, file="/usr/lib/python3.11/threading.py")),))
+
+
+def test_a_loop_that_waits_with_a_time_limit_and_says_each_time_that_nothing_came_waits() -> None:
+    assert motion(polling(18.5), polling(20.5, own_bytes=90), 2.0) is Motion.WAITING
+
+
+@pytest.mark.parametrize(
+    "later",
+    [
+        polling(18.5, own_bytes=90),
+        polling(None, own_bytes=90),
+        polling(20.5, thread_bytes=90),
+        polling(20.5, own_bytes=90, line=340),
+        polling(20.5, own_bytes=7 + 131072),
+    ],
+    ids=["the same wait", "a wait without an end", "another thread's bytes", "on another line", "a stream"],
+)
+def test_other_bytes_during_a_wait_with_a_time_limit_are_motion(later: RankSnapshot) -> None:
+    assert motion(polling(18.5), later, 2.0) is Motion.MOVING
+
+
 def test_a_loop_that_sleeps_and_says_each_time_that_it_tries_again_waits() -> None:
     assert motion(napping(18.5), napping(20.5, io_bytes=90), 2.0) is Motion.WAITING
     assert motion(napping(18.5), napping(18.5, io_bytes=90), 2.0) is Motion.MOVING, "the same sleep: another thread"

@@ -72,9 +72,32 @@ def _sleeps_between(before: RankSnapshot, after: RankSnapshot, elapsed_s: float)
     It may have transferred a few bytes in between.
     """
     earlier, later = sleep_end_s(before), sleep_end_s(after)
-    if earlier is None or later is None or earlier >= later or leaf(before) != leaf(after):
+    if earlier is None or later is None:
+        return _waits_between(before, after, elapsed_s)
+    return earlier < later and leaf(before) == leaf(after) and _only_trickles(before, after, elapsed_s)
+
+
+def _waits_between(before: RankSnapshot, after: RankSnapshot, elapsed_s: float) -> bool:
+    """Return whether a timed wait for a lock, event or queue has ended, and the rank waits again on the same line.
+
+    The rank may have written a few bytes in between, such as a log line for each attempt, but only in the training
+    thread: a thread that fills the queue transfers bytes too.
+    """
+    earlier, later = (task_of(snapshot, rank_stack(snapshot)) for snapshot in (before, after))
+    if earlier is None or later is None or leaf(before) != leaf(after):
         return False
-    return _only_trickles(before, after, elapsed_s)
+    ends_s = [task.wakes_at_s if task.syscall == "futex" and task.timed else None for task in (earlier, later)]
+    if ends_s[0] is None or ends_s[1] is None or ends_s[0] >= ends_s[1]:
+        return False
+    others_bytes = [_bytes_of_other_threads(snapshot, later.tid) for snapshot in (before, after)]
+    return others_bytes[0] == others_bytes[1] and _only_trickles(before, after, elapsed_s)
+
+
+def _bytes_of_other_threads(snapshot: RankSnapshot, tid: int) -> dict[int, int | None]:
+    """Return the bytes that each thread has transferred, without thread `tid`, pollers, and torch's worker server."""
+    tasks = snapshot.process.tasks if snapshot.process else ()
+    ignored_tids = {tid, *(stack.tid for stack in snapshot.stacks if is_poller(stack))}
+    return {task.tid: task.io_bytes for task in tasks if task.tid not in ignored_tids and task.comm != _WORKER_SERVER}
 
 
 def _only_trickles(before: RankSnapshot, after: RankSnapshot, elapsed_s: float) -> bool:
