@@ -61,11 +61,12 @@ def standing(syscall: str) -> object:
         ((HELD,), running(), LEAF, HELD),
         ((FREE,), running(), frame(18), None),
         ((FREE,), standing("999"), LEAF, FREE),
-        ((FREE,), standing("futex"), None, FREE),
-        ((stack(IN_QUEUE, LEAF),), standing("futex"), None, None),
-        ((stack(ALL_REDUCE, LEAF),), standing("futex"), None, None),
-        ((replace(FREE, native=("sem_wait (libc.so.6)",)),), standing("futex"), None, None),
-        ((FREE,), standing("poll"), None, None),
+        ((FREE,), standing("futex"), LEAF, FREE),
+        ((FREE,), standing("futex"), None, None),
+        ((stack(IN_QUEUE, LEAF),), standing("futex"), IN_QUEUE, None),
+        ((stack(ALL_REDUCE, LEAF),), standing("futex"), ALL_REDUCE, None),
+        ((replace(FREE, native=("sem_wait (libc.so.6)",)),), standing("futex"), LEAF, None),
+        ((FREE,), standing("poll"), LEAF, None),
         ((HELD,), replace(standing("read"), state="T"), LEAF, None),
         ((HELD,), replace(standing("read"), state="D"), LEAF, None),
         ((replace(HELD, source="faulthandler"),), standing("read"), LEAF, None),
@@ -73,7 +74,7 @@ def standing(syscall: str) -> object:
     ],
     ids=[
         "keeps the lock in a sleep", "sleeps without it", "runs, seen once", "runs on in the same line",
-        "runs elsewhere", "unknown call", "a lock or native code", "a queue",
+        "runs elsewhere", "unknown call", "a lock or native code", "the same, seen once", "a queue",
         "a collective", "already read", "known call", "stopped", "in the kernel", "no ptrace", "no stack",
     ],
 )  # fmt: skip
@@ -82,6 +83,12 @@ def test_native_frames_are_wanted_only_where_python_cannot_tell(
 ) -> None:
     needed = stacks_that_need_native_frames(stacks, target, (), last, has_probe=True)
     assert needed == ((wanted,) if wanted else ())
+
+
+def test_without_the_probe_native_frames_are_wanted_at_once_and_for_reads_of_the_store_too() -> None:
+    for target in (standing("futex"), standing("poll")):
+        assert stacks_that_need_native_frames((FREE,), target, (), None, has_probe=False) == (FREE,)
+    assert stacks_that_need_native_frames((FREE,), standing("clock_nanosleep"), (), None, has_probe=False) == ()
 
 
 def native_frame(name: str, module: str | None = "/usr/lib/libc.so.6") -> dict[str, object]:

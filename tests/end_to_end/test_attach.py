@@ -100,6 +100,22 @@ def test_stacks_alone_name_the_line_that_a_run_with_marks_names(
     assert outcome["detail"]["repeat"] is None
 
 
+HANDLE = (str(PROGRAMS / "handles.py"),)
+
+
+def test_a_wait_for_a_handle_is_no_lock_and_waits_for_the_other_ranks(workspace: Workspace) -> None:
+    """In C++, and without a probe: the native frames alone show what it is."""
+    with running([*TORCHRUN, *HANDLE], workspace) as job:
+        stands = lambda one: procfs.program_idle_s(one.pid) > 3.0  # noqa: E731
+        until(lambda: len(ranks_of(job)) == 2 and all(map(stands, ranks_of(job))), "both ranks stand")
+        ran = workspace.harness("attach", str(job.pid), "limits.stall_s=3")
+
+    assert (ran.code, ran.outcome["verdict"]) == (124, "HANG")
+    assert ran.outcome["cause"] != "lock_cycle"
+    assert [row["stands_in"] for row in ran.outcome["detail"]["standings"]] == ["Work.wait", "barrier"]
+    assert [row["waits_for"] for row in ran.outcome["detail"]["standings"]] == ["rank 1", "rank 0"]
+
+
 def test_a_hung_job_is_proven_and_blamed_and_stays_as_it_was(workspace):
     with hung_job(workspace) as (job, pipe):
         everyone = [psutil.Process(job.pid), *ranks_of(job)]

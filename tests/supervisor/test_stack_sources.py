@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from living import PATIENCE_S, program
+from living import PATIENCE_S, program, wait_for
 
 from nsa_harness import protocol
 from nsa_harness.core.evidence.evidence import Stack
 from nsa_harness.core.evidence.host import Process
+from nsa_harness.core.evidence.stacks import NativeWait, native_wait
 from nsa_harness.supervisor.capture import procfs, snapshot, stacks
 from nsa_harness.supervisor.capture.node import CommandFailed, run_command
 from nsa_harness.supervisor.capture.snapshot import StackSampler
@@ -251,6 +252,37 @@ def test_a_wait_that_python_explains_is_never_asked_for_native_frames(tmp_path: 
         reported_proof(process.pid, "S")
         looks = [sampler.take(number, {0: process.pid}).ranks[0] for number in (1, 2)]
     assert [look.stacks[0].native for look in looks] == [(), ()]
+
+
+LOCKED = (
+    "import threading\nlock = threading.Lock()\ndef step():\n    lock.acquire()\n"
+    "    print(flush=True)\n    lock.acquire()\nstep()\n"
+)
+
+
+def test_a_line_that_may_wait_for_a_lock_or_in_native_code_is_asked_for_native_frames_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked: list[int] = []
+    read = StackSources.native
+    monkeypatch.setattr(StackSources, "native", lambda self, stacks: asked.append(1) or read(self, stacks))
+    sampler = StackSampler(origin_ns=time.monotonic_ns(), probe_dir=tmp_path, dumps=tmp_path / "dumps")
+    with program(LOCKED) as process:
+        wait_for(lambda: procfs.read_stat(process.pid).state == "S", "it waits for the lock")
+        looks = [sampler.take(number, {0: process.pid}).ranks[0].stacks[0] for number in (1, 2)]
+    assert [native_wait(look) for look in looks] == [NativeWait.PYTHON_LOCK] * 2
+    assert len(asked) == 1
+
+
+def test_a_line_whose_native_frames_cannot_be_read_is_no_known_lock(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(StackSources, "native", lambda _, stacks: tuple(stacks))
+    sampler = StackSampler(origin_ns=time.monotonic_ns(), probe_dir=tmp_path, dumps=tmp_path / "dumps")
+    with program(LOCKED) as process:
+        wait_for(lambda: procfs.read_stat(process.pid).state == "S", "it waits for the lock")
+        (look,) = sampler.take(1, {0: process.pid}).ranks[0].stacks
+    assert native_wait(look) is NativeWait.UNNAMED
 
 
 PYSTACK = """#!/bin/sh

@@ -32,6 +32,17 @@ TABLES = {LEFT_OPEN, SHARED, "child_wait", "could_end", "refused", "what_follows
 LINE = Place(file="/own/train.py", line=31)
 # Facts of causes that no frozen evidence shows, or not in each variant.
 BY_HAND: dict[str, list[dict[str, Any]]] = {
+    "framework_phase": [
+        {
+            "framework": "lightning",
+            "called_at": LINE,
+            "positions": (
+                {"ranks": (0, 2), "function": "Loop.advance", "line": LINE},
+                {"ranks": (1,), "function": "Checkpoint.on_train_end", "line": LINE},
+            ),
+            "last_callbacks": ({"ranks": (0, 1, 2), "function": "training_step", "line": LINE},),
+        },
+    ],
     "rank_conditional_collective": [
         {
             "variant": "recomputed",

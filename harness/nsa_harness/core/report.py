@@ -172,7 +172,10 @@ class CallStack:
     ranks: Ranks
     of: Annotated[str, doc('"thread reader", "process 4711" or "ValueError"; empty: the thread that trains')]
     # Never empty: a program without a line of its own shows the library's innermost line.
-    frames: Annotated[tuple[Place, ...], doc("the program's own lines, innermost first")]
+    frames: Annotated[
+        tuple[Place, ...],
+        doc("the program's own lines, innermost first; before them the framework's, if ranks differ only there"),
+    ]
     innermost: Annotated[
         str, doc("the library function at the end of the calls from the first of these lines; or empty")
     ]

@@ -112,6 +112,25 @@ def callers(calls: Sequence[Mapping[str, Any]], ranks: Sequence[int] | None = No
     return listing([f"{names} called {text}" for names, text in ranks_by_text(texts)])
 
 
+def in_functions(positions: Sequence[Mapping[str, Any]]) -> str:
+    """Return which ranks are in which function: "rank 0 is in Loop.advance (loop.py:9) and rank 1 is in ..."."""
+    return listing(
+        [
+            f"{ranks(position['ranks'])} {verb_for('is', position['ranks'])} in {position['function']}"
+            f"{location_in_brackets(position['line'])}"
+            for position in positions
+        ]
+    )
+
+
+def last_functions(callbacks: Sequence[Mapping[str, Any]]) -> str:
+    """Return functions with their lines, and on which ranks: "training_step (train.py:13) on ranks 0, 1"."""
+    functions = [
+        (one["function"] or "a function", location_in_brackets(one["line"]), one["ranks"]) for one in callbacks
+    ]
+    return listing([f"{function}{line} on {ranks(on_ranks)}" for function, line, on_ranks in functions])
+
+
 def living_at(thread: Mapping[str, Any]) -> str:
     """Return where a living thread is: " and waits in Queue.get (train.py:5)" or " (train.py:5)"."""
     return (f" and waits in {thread['call']}" if thread["call"] else "") + location_in_brackets(thread["line"])
@@ -291,8 +310,10 @@ FILTERS: dict[str, Callable[..., str]] = {
     "gib": gibibytes,
     "gpu": gpu_use,
     "hot_part": hot_part,
+    "in_functions": in_functions,
     "in_step": in_step,
     "inside": in_function,
+    "last_functions": last_functions,
     "last_line": last_line,
     "last_progress": last_progress,
     "living_at": living_at,

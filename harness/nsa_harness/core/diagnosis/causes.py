@@ -401,6 +401,8 @@ class Cause(StrEnum):
     SUSPECTED = replace(_UNJUDGED, code=SUSPECTED, shown_by=by_evidence("needs a job that is only inspected"))
     INCONCLUSIVE = replace(_UNJUDGED, code=INCONCLUSIVE, has_culprit=False, second_run=None,
         shown_by=by_test("tests/core/test_aftermath.py", "needs the incomplete files of a job that was not watched"))
+    FRAMEWORK_PHASE = replace(_SILENT, code="framework_phase",
+        shown_by=by_test("tests/core/test_frameworks.py", "needs a framework"))
     RETRACTED_HANG = replace(_SILENT, code="retracted_hang", ok_severity=Severity.INFO, certain_by=(_E.FACT,),
         shown_by=by_evidence("needs a watched job that continues after its proof"))
     HARNESS_ERROR = replace(_UNJUDGED, code="harness_error", severity=Severity.WARNING, ok_severity=Severity.WARNING,

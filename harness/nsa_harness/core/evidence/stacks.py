@@ -226,6 +226,36 @@ def user_frame(frames: Sequence[Frame]) -> Frame | None:
     return next((frame for frame in frames if not _is_machinery(frame.file)), None)
 
 
+def framework_frames(frames: Sequence[Frame]) -> tuple[Frame, ...]:
+    """Return the frames of installed packages, other than torch, that the program's innermost line called.
+
+    They are the frames of a framework that runs the program's training, outermost first. `frames` are innermost first.
+    """
+    inside = list(takewhile(lambda frame: is_library(frame.file), frames))
+    return tuple(frame for frame in reversed(inside) if package_of(frame.file) and not _is_machinery(frame.file))
+
+
+# Functions of frameworks that only call others, so their names say nothing about the phase.
+_DISPATCHERS = ("call", "run", "wrap", "inner", "decorate", "dispatch", "invoke")
+
+
+def phase_frame(inside: Sequence[Frame]) -> Frame | None:
+    """Return the innermost framework frame whose function names a hook or a phase, or None. `inside` are outermost
+    first.
+    """
+    for frame in reversed(inside):
+        name = frame.function.rpartition(".")[2]
+        if not name.startswith(("_", "<")) and not name.startswith(_DISPATCHERS):
+            return frame
+    return None
+
+
+def package_of(file: str) -> str:
+    """Return the name of the installed package to which the file belongs, or ""."""
+    package = _PACKAGE.search(file)
+    return package[1].removesuffix(".py") if package else ""
+
+
 def training_stack(stacks: Sequence[Stack], pid: int, event_tids: Iterable[int] = ()) -> Stack | None:
     """Return the stack of the training thread, or None if there are no stacks.
 
@@ -488,9 +518,9 @@ def stacks_that_need_native_frames(
     frames yet.
 
     This is the training thread if it holds the GIL without running. It is also the training thread if it runs or is in
-    an unknown system call and is still in `last`, its line in an earlier snapshot. If the training thread is blocked,
-    these are all threads that may be in a wait of native code and not in a wait for a lock of Python. A stopped
-    process, or one in state D, cannot be sampled.
+    an unknown system call and is still in `last`, its line in an earlier snapshot. If the training thread is blocked
+    (and still in `last`, if the rank has the probe), these are all threads that may be in a wait of native code and not
+    in a wait for a lock of Python. A stopped process, or one in state D, cannot be sampled.
 
     `event_tids` are the ids of the threads that recorded progress events, one of which may be the training thread. A
     rank without the probe (`has_probe`) may also wait for a key of the store in a system call that reads.
@@ -507,7 +537,8 @@ def stacks_that_need_native_frames(
     may_read_store = not has_probe and task.syscall in _STORE_READS and _calls_native_code(stack)
     if keeps_gil or may_read_store or (unknown and stack.frames[0] == last):
         return () if stack.native else (stack,)
-    if not _is_in_lock(task):
+    is_still = stack.frames[0] == last or not has_probe
+    if not _is_in_lock(task) or not is_still:
         return ()
     blocked = (other for other in stacks if other.frames and _is_in_lock(tasks.get(other.tid or process.pid)))
     return tuple(other for other in blocked if not other.native and _calls_native_code(other))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 
 from nsa_harness.core.evidence.evidence import Evidence, Frame, RankSnapshot, Source, Stack
-from nsa_harness.core.evidence.stacks import in_probe, is_library
+from nsa_harness.core.evidence.stacks import framework_frames, in_probe, is_library, phase_frame
 from nsa_harness.core.report import CallStack, Culprit, Place, Status
 from nsa_harness.core.source_code.program_source import ProgramSource
 from nsa_harness.core.verdict.motion import rank_stack
@@ -83,15 +83,35 @@ def call_stacks(evidence: Evidence, judgement: Judgement, culprit: Culprit | Non
     for rank in evidence.snapshots[-1].ranks if evidence.snapshots else ():
         if (stack := rank_stack(rank)) and stack.frames:
             classes.setdefault(_own(stack.frames) or stack.frames[:1], []).append((rank, stack))
+    if len(classes) == 1:
+        classes = _by_phase(next(iter(classes.values())))
     stacks = [
-        _call_stack(evidence.sources, tuple(rank.rank for rank, _ in equal), equal[0][1].frames, "", equal[0][0].proof)
-        for equal in classes.values()
+        _call_stack(
+            evidence.sources, tuple(rank.rank for rank, _ in equal), equal[0][1].frames, "", equal[0][0].proof, own
+        )
+        for own, equal in classes.items()
     ]
     stacks.sort(key=lambda stack: (not set(stack.ranks) & set(culprits), stack.ranks))
     place = culprit.place if culprit else None
     if place is not None and not any(_contains(stack.frames, place) for stack in stacks):
         stacks = [*_stack_of_other_thread(evidence, culprits, place), *stacks]
     return tuple(stacks[:_MAX_STACKS])
+
+
+def _by_phase(
+    equal: list[tuple[RankSnapshot, Stack]],
+) -> dict[tuple[Frame, ...], list[tuple[RankSnapshot, Stack]]]:
+    """Return ranks with equal program frames, by these frames and the framework's function in which each rank is.
+
+    The function is left out if it is the same on all ranks, or unknown on one of them.
+    """
+    classes: dict[tuple[Frame, ...], list[tuple[RankSnapshot, Stack]]] = {}
+    for rank, stack in equal:
+        phase = phase_frame(framework_frames(stack.frames))
+        own = _own(stack.frames) or stack.frames[:1]
+        classes.setdefault((phase, *own) if phase else own, []).append((rank, stack))
+    own = _own(equal[0][1].frames) or equal[0][1].frames[:1]
+    return {own: equal} if len(classes) < 2 or own in classes else classes
 
 
 def _stack_of_other_thread(evidence: Evidence, culprits: Sequence[int], place: Place) -> list[CallStack]:
@@ -125,15 +145,20 @@ def _own(frames: Sequence[Frame]) -> tuple[Frame, ...]:
 
 
 def _call_stack(
-    sources: Sequence[Source], ranks: tuple[int, ...], frames: Sequence[Frame], of: str, proof: str | None
+    sources: Sequence[Source],
+    ranks: tuple[int, ...],
+    frames: Sequence[Frame],
+    of: str,
+    proof: str | None,
+    own: tuple[Frame, ...] = (),
 ) -> CallStack:
     """Convert the frames of a call stack to the form in which the report stores them.
 
     `of` names the thread, process or exception type; it is empty for the training thread. `proof` is the file that
-    contains the stack.
+    contains the stack. `own` are the frames to show; () = the program's own.
     """
     frames = [frame for frame in frames if not in_probe(frame.file)] or frames
-    own = _own(frames) or tuple(frames[:1])
+    own = own or _own(frames) or tuple(frames[:1])
     innermost_is_library = frames[0] not in own and any(frame in own for frame in frames)
     return CallStack(
         ranks=ranks,

@@ -84,6 +84,7 @@ from nsa_harness.core.diagnosis.rules import (
     autograd,
     calls_differ,
     failures,
+    frameworks,
     group_waits,
     host_waits,
     p2p,
@@ -199,6 +200,7 @@ RULES: Mapping[RulePhase, tuple[Rule, ...]] = {
     ),
     RulePhase.PROGRAM: (),  # `diagnose` receives the rules that come with the program
     RulePhase.SURROUNDINGS: (
+        frameworks.framework_phase,
         resources.idle_device,
         silent_faults.dirty_exit,
         failures.orphan_process,
