@@ -156,6 +156,57 @@ def test_replicas_that_are_equal_or_need_not_be_are_no_finding(
     assert found(of_silence.replica_divergence, rank(0, first), rank(1, second)) is None
 
 
+ORDERED = {"order": ("a1", "b2"), "name_set": "ab", "names": (("up.weight", "up.bias"), ("down.weight", "down.bias"))}
+SWAPPED = {**ORDERED, "order": ("b2", "a1"), "names": (("down.weight", "down.bias"), ("up.weight", "up.bias"))}
+
+
+def test_equal_values_under_other_names_are_found_because_ddp_goes_by_position() -> None:
+    one = found(
+        of_silence.replica_divergence, rank(0, replica(*"aabbc", **ORDERED)), rank(1, replica(*"aabbc", **SWAPPED))
+    )
+    assert (one.ranks, one.facts["identified_by"], one.place) == ((0, 1), "order", Place(parameter="up.weight"))
+    assert one.facts["parts"] == ["up.weight", "down.weight"]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [ORDERED, {**SWAPPED, "name_set": "other"}, {**SWAPPED, "in_ddp": False}, {**SWAPPED, "order": ()}],
+    ids=["same order", "other parameters", "outside of DDP", "not recorded"],
+)
+def test_names_that_need_not_be_in_one_order_are_no_finding(other: dict[str, Any]) -> None:
+    samples = [replica(*"aabbc", **names) for names in (ORDERED, other)]
+    assert found(of_silence.replica_divergence, rank(0, samples[0]), rank(1, samples[1])) is None
+
+
+def accumulating(steps: int, losses: int = 32, **changes: Any) -> HealthSamples:
+    samples = replica("a", number=0, **changes)
+    return replace(samples, steps=steps, losses=losses, open_group=False)
+
+
+def test_ranks_that_accumulate_over_different_numbers_of_micro_batches_are_found() -> None:
+    one = found(of_silence.replica_divergence, rank(0, accumulating(16)), rank(1, accumulating(32)))
+    assert (one.ranks, one.facts["identified_by"]) == ((0, 1), "steps")
+    assert one.facts["optimizer_steps"] == [{"ranks": [0], "steps": 16}, {"ranks": [1], "steps": 32}]
+    members = {"ranks": (0, 1, 2)}
+    three = [rank(number, accumulating(32 if number == 1 else 16, **members)) for number in range(3)]
+    assert found(of_silence.replica_divergence, *three).ranks == (1,)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        accumulating(16),
+        accumulating(20, losses=20),
+        replace(accumulating(32), open_group=None),
+        accumulating(32, in_ddp=False),
+        accumulating(32, hook="local SGD"),
+    ],
+    ids=["equal", "fewer batches", "ended early", "outside of DDP", "own communication hook"],
+)
+def test_unequal_steps_for_another_reason_are_no_finding(other: HealthSamples) -> None:
+    assert found(of_silence.replica_divergence, rank(0, accumulating(16)), rank(1, other)) is None
+
+
 def test_replicas_of_another_group_are_not_compared() -> None:
     ranks = [rank(0, replica(*"aabbc", ranks=(0, 2))), rank(1, replica(*"aabbx", part=OTHER, ranks=(1, 3)))]
     assert found(of_silence.replica_divergence, *ranks) is None

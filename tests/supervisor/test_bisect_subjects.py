@@ -363,6 +363,16 @@ def test_a_commit_is_launched_in_a_worktree_of_its_own_and_the_users_checkout_st
     assert len(_git(repository, "worktree", "list").splitlines()) == 1
 
 
+def test_what_a_killed_search_checked_out_is_removed_by_the_one_that_continues(repository: Path) -> None:
+    home = repository.parent / "trees"
+    sha = _git(repository, "rev-parse", "HEAD").strip()
+    Worktrees(repository=repository, home=home).checkout(sha)  # killed: it is never closed
+    with closing(Worktrees(repository=repository, home=home)):
+        pass  # every probe has a result, so nothing is checked out
+    assert len(_git(repository, "worktree", "list").splitlines()) == 1
+    assert list(home.iterdir()) == []
+
+
 def test_commits_that_are_none_or_no_ancestors_are_refused(repository):
     with pytest.raises(UsageError, match="is not a commit of the repository"):
         commits_between(repository, "nothere", "HEAD")

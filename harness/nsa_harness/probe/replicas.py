@@ -51,7 +51,13 @@ class LiveReplica:
         every = _ddp_parameters(model)
         parts = [[names[0], names[-1]] for names, _ in _parts(every)]
         was_broadcast = bool(every) and all(parameter.data_ptr() in _broadcast_addresses for _, parameter in every)
-        facts = {"wrapped": self.wrapped, "broadcast": was_broadcast, "ranks": ranges(members), "parts": parts}
+        facts: dict[str, Any] = {
+            "wrapped": self.wrapped,
+            "broadcast": was_broadcast,
+            "ranks": ranges(members),
+            "parts": parts,
+        }
+        facts |= _name_checksums([names for names, _ in _parts(every)])
         if not self.wrapped:
             facts["reduced"] = _all_reduced(every)
         return {"at": "made", "ddp": self.number, **facts, **self.sample()}
@@ -156,6 +162,17 @@ def _parts(named_parameters: list[tuple[str, Any]]) -> Iterator[tuple[list[str],
     for begin in range(0, len(named_parameters), length):
         names, parameters = zip(*named_parameters[begin : begin + length], strict=True)
         yield list(names), list(parameters)
+
+
+_COMPILED = "_orig_mod."  # torch.compile adds it to the names of parameters
+
+
+def _name_checksums(parts: list[list[str]]) -> dict[str, Any]:
+    """Return checksums of the parameters' names: for each part in order, and for all names in any order."""
+    encoded = [[name.replace(_COMPILED, "").encode() for name in names] for names in parts]
+    ordered = [f"{checksum(b' '.join(names)):08x}" for names in encoded]
+    unordered = sum(checksum(name) for names in encoded for name in names) & 0xFFFFFFFF
+    return {"order": ordered, "names": f"{unordered:08x}"}
 
 
 def _part_sample(parameters: list[Any], limit_bytes: int, limit_values: int) -> list[Any]:

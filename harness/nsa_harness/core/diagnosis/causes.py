@@ -364,7 +364,10 @@ class Cause(StrEnum):
     NAN = replace(_SILENT, code="nan", certain_by=(_E.RECORD,), second_run=(SecondRun.ANOMALY,),
         shown_by=programs("silent_nan_loss_one_rank", "silent_nan_root_of_zero"))
     REPLICA_DIVERGENCE = replace(_SILENT, code="replica_divergence", certain_by=(_E.RECORD,),
-        shown_by=programs("silent_replicas_edited", "silent_replicas_extra_step", "silent_replicas_own_seed"))
+        shown_by=programs(
+            "silent_replicas_edited", "silent_replicas_extra_step", "silent_replicas_own_seed", "silent_replicas_order",
+            "silent_uneven_accumulation",
+        ))
     SHARED_FILE = replace(_SILENT, code="shared_file", shown_by=programs("silent_file_of_all"))
     UNINITIALISED_PARAMETERS = replace(_SILENT, code="uninitialised_parameters",
         shown_by=programs("silent_parameters_unset"))

@@ -231,6 +231,8 @@ def _replica(record: dict[str, Any]) -> Replica:
         names=tuple(names),
         samples=(),
         blocks=(),
+        order=tuple(str(text)[:16] for text in record.get("order", ())[:_MAX_PARTS]),
+        name_set=str(record.get("names", ""))[:16],
         in_ddp=bool(record.get("wrapped", True)),
         was_broadcast=bool(record.get("broadcast", False)),
         reduces_gradients=bool(record.get("reduced", False)),

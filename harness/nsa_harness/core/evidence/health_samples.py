@@ -57,6 +57,8 @@ class Replica:
     number: int  # models are numbered per rank
     ranks: tuple[int, ...]  # ranks whose copies should be equal
     names: tuple[tuple[str, str], ...]  # names of the first and the last parameter of each block
+    order: tuple[str, ...] = ()  # for each block, a checksum of its parameters' names in order; empty: not recorded
+    name_set: str = ""  # a checksum of the names of all parameters that does not depend on their order
     samples: tuple[ReplicaSample, ...]  # in order of time
     blocks: tuple[ParameterBlock, ...]  # the blocks in the last sample
     hook: str = ""  # a communication hook of DDP, which may leave replicas unequal on purpose

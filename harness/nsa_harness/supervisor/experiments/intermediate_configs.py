@@ -405,7 +405,7 @@ class Worktrees:
     """Git worktrees for the commits of a bisection. The user's own checkout is not changed."""
 
     repository: Path  # any directory in the repository
-    home: Path
+    home: Path  # contains only worktrees of this search
     checkouts: dict[str, Path] = field(default_factory=dict)
 
     def checkout(self, sha: str) -> Path:
@@ -427,8 +427,9 @@ class Worktrees:
         return self.checkouts[sha] / inside
 
     def close(self) -> None:
-        """Remove all worktrees that were checked out."""
-        for path in self.checkouts.values():
+        """Remove all worktrees in `home`, including those of an earlier run of the same search that was killed."""
+        leftovers = self.home.iterdir() if self.home.is_dir() else ()
+        for path in {*self.checkouts.values(), *leftovers}:
             _git(self.repository, "worktree", "remove", "--force", str(path))
         self.checkouts.clear()
         _git(self.repository, "worktree", "prune")

@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.diagnosis.confidence import EvidenceKind
-from nsa_harness.core.diagnosis.context import DiagnosisContext, layer_of, parameter_place
+from nsa_harness.core.diagnosis.context import DiagnosisContext, layer_of, parameter_place, ranks_by_facts
 from nsa_harness.core.diagnosis.explanation import Explanation, OpenQuestion, rule_if
 from nsa_harness.core.evidence.health_samples import (
     DataWait,
@@ -155,8 +155,39 @@ def _divergences(context: DiagnosisContext) -> tuple[list[ReplicaDivergence]] | 
     for rank, replica in _samples_by_rank(context, lambda samples: samples.replicas):
         groups.setdefault((replica.number, replica.ranks), {})[rank] = replica
     complete = (replicas for (_, members), replicas in groups.items() if set(members) == set(replicas))
-    divergences = [match for replicas in complete if (match := first_divergence(replicas)) is not None]
+    health = dict(_samples_by_rank(context, lambda samples: (samples,)))
+    divergences = [
+        match
+        for replicas in complete
+        if (match := first_divergence(replicas) or _uneven_steps(replicas, health)) is not None
+    ]
     return (divergences,) if divergences else None
+
+
+def _uneven_steps(replicas: Mapping[int, Replica], health: Mapping[int, HealthSamples]) -> ReplicaDivergence | None:
+    """Return the difference if the ranks made equally many backward passes but unequally many optimizer steps.
+
+    Such ranks accumulate gradients over different numbers of micro-batches. Only ranks that exited normally are
+    compared, because a rank that ends early makes fewer steps. Return None if the steps agree.
+    """
+    ranks = {rank: health[rank] for rank in sorted(replicas)}
+    is_alike = len({samples.losses for samples in ranks.values()}) == 1
+    exited = all(samples.open_group is not None for samples in ranks.values())
+    counts = Counter(samples.steps for samples in ranks.values())
+    if len(counts) < 2 or not (is_alike and exited) or any(not one.in_ddp or one.hook for one in replicas.values()):
+        return None
+    usual, most = counts.most_common(1)[0]
+    minority = tuple(rank for rank, samples in ranks.items() if samples.steps != usual)
+    return ReplicaDivergence(
+        ranks=minority if 2 * most > len(ranks) else tuple(ranks),
+        identified_by="steps",
+        at="stepped",
+        round=0,
+        names=(),
+        difference=math.inf,
+        in_ddp=True,
+        steps=tuple((rank, samples.steps) for rank, samples in ranks.items()),
+    )
 
 
 @rule_if(_divergences)
@@ -174,6 +205,11 @@ def replica_divergence(_: DiagnosisContext, divergences: Sequence[ReplicaDiverge
             "identified_by": first.identified_by,
             "parts": first.names,
             "difference": first.difference if math.isfinite(first.difference) else None,
+            **(
+                {"optimizer_steps": ranks_by_facts((rank, {"steps": count}) for rank, count in first.steps)}
+                if first.steps
+                else {}
+            ),
         },
         place=Place(parameter=name, layer=layer_of(name)) if name else None,
         evidence=EvidenceKind.RECORD if first.identified_by and first.in_ddp else EvidenceKind.EFFECT,
@@ -548,9 +584,35 @@ class ReplicaDivergence:
     names: tuple[str, ...]  # names of the parameters that differ in the last sample
     difference: float  # largest difference in the last sample, relative to the size of the parameters
     in_ddp: bool  # the model is in DDP on every rank
+    steps: tuple[tuple[int, int], ...] = ()  # optimizer steps by rank, if their numbers show the difference
 
 
 _Moment = tuple[str, int]  # the fields `at` and `round` of a ReplicaSample
+
+
+def _other_order(replicas: Mapping[int, Replica]) -> ReplicaDivergence | None:
+    """Return the difference if the ranks have the same parameters in different orders, or None.
+
+    DDP matches parameters by their position. With another order, it averages the gradients of different parameters.
+    """
+    orders = {replica.order for replica in replicas.values()}
+    name_sets = {replica.name_set for replica in replicas.values()}
+    if len(orders) < 2 or not all(orders) or len(name_sets) > 1:
+        return None
+    if not all(replica.in_ddp for replica in replicas.values()):
+        return None
+    columns = list(zip(*(replica.order for replica in replicas.values()), strict=False))
+    block = next((index for index, column in enumerate(columns) if len(set(column)) > 1), 0)
+    blocks = [replicas[rank].names[block] for rank in sorted(replicas) if block < len(replicas[rank].names)]
+    return ReplicaDivergence(
+        ranks=tuple(sorted(replicas)),
+        identified_by="order",
+        at="made",
+        round=0,
+        names=tuple(dict.fromkeys(first for first, _ in blocks)),
+        difference=math.inf,
+        in_ddp=True,
+    )
 
 
 def first_divergence(replicas: Mapping[int, Replica]) -> ReplicaDivergence | None:
@@ -558,6 +620,8 @@ def first_divergence(replicas: Mapping[int, Replica]) -> ReplicaDivergence | Non
 
     `replicas` are given by rank. Also None if they are not meant to be equal.
     """
+    if len(replicas) > 1 and (other_order := _other_order(replicas)) is not None:
+        return other_order
     if len(replicas) < 2 or any(
         replica.hook or replica.names != _first_replica(replicas).names for replica in replicas.values()
     ):
