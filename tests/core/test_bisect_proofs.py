@@ -102,7 +102,7 @@ def test_failures_that_come_in_bursts_are_no_independent_runs() -> None:
             return BAD if 7 in subset and luck[0] < 0.5 else GOOD
 
         answer, _ = bisected(question(12, controls=14), rule)
-        said.append("failures come in bursts" in answer.why and answer.confidence <= 0.5)
+        said.append("failures in bursts" in answer.why and answer.confidence <= 0.5)
     assert sum(said) >= 8
     alone = [bisected(question(12, controls=14), sometimes(needs({7}), 0.5, seed))[0] for seed in range(20)]
     assert sum("bursts" in answer.why for answer in alone) <= 2

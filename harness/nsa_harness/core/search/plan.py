@@ -140,10 +140,7 @@ def _find_and_prove(probes: ProbeCache, judge: Judge, end: tuple[int, ...]) -> S
     return replace(answer, confidence=answer.confidence * judge.confidence)
 
 
-_BURSTS_TEXT = (
-    "failures come in bursts: runs that follow each other end alike more often than by chance, so these runs show less"
-    " than as many independent runs would"
-)
+_BURSTS_TEXT = "failures in bursts"  # consecutive runs end alike more often than independent runs
 
 
 def half_doubt_confidence(question: SearchQuestion) -> float:
@@ -189,7 +186,7 @@ def _find_culprits(probes: ProbeCache, judge: Judge) -> SearchAnswer:
             if others is BAD:
                 return _prove_count(probes, judge, culprit.members, sample_confidence)
             if others is not GOOD:
-                raise Inconclusive(_COUNT_TEXT, frozenset(rest))
+                raise Inconclusive(_count_text(len(culprit.members)), frozenset(rest))
         rest = tuple(unit for unit in rest if unit not in culprit.members)
         _launch_proofs_ahead(probes, culprit.members, frozenset(rest))
         culprits.append(_prove_alone(probes, judge, culprit))
@@ -586,11 +583,15 @@ def _only_count_may_matter(probes: ProbeCache, culprits: Sequence[FailingSet]) -
     return all(len(answer.subset) < smallest for answer in probes.observations if answer.counts_as is GOOD)
 
 
+def _count_text(count: int) -> str:
+    return f"no set of {count} items passed; any {count} items may fail"
+
+
 def _caveat(probes: ProbeCache, culprits: Sequence[FailingSet], rest_passes: bool, count_may_matter: bool) -> str:
     if not rest_passes:
         return "the configuration without these items was not seen to pass, so there may be more culprits"
     if count_may_matter:
-        return _COUNT_TEXT
+        return _count_text(min(len(culprit.members) for culprit in culprits))
     if any(culprit.sampled for culprit in culprits):
         return "only the first, the last and a sample of these items were removed one at a time"
     if probes.question.kind is QuestionKind.RANGE and any(len(culprit.members) > 2 for culprit in culprits):
@@ -600,7 +601,6 @@ def _caveat(probes: ProbeCache, culprits: Sequence[FailingSet], rest_passes: boo
     return ""
 
 
-_COUNT_TEXT = "no other set with as many items was seen to pass, so it may be that any so many items fail"
 _NOT_MONOTONE_TEXT = (
     "it no longer fails without any one of these items, but other sets may fail too: switching on more items can turn a"
     " failure into a pass"
