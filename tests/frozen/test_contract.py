@@ -60,6 +60,7 @@ ADDED |= {"commands: export", "commands: export <[RUN]>", *(
     f"commands: export --{name}"
     for name in ("as", "to", "line", "cause", "rank", "verdict", "note", "out", "no-redact")
 )}  # fmt: skip
+ADDED |= {"commands: ready --planned"}
 # The sample run chose values that earlier samples had not to choose.
 ADDED |= {"events: outcome: outcome.detail.chosen[]", "events: outcome: outcome.detail.chosen[][]"}
 # `ci matrix` and `ci matcher` take any words, and answer with what to do instead and exit code 2: tests/test_ci.py.

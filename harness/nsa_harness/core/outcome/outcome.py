@@ -186,6 +186,7 @@ def _last_status(evidence: Evidence, rank: RankEvidence, culprit: Culprit | None
     event = rank.status_file.latest_training_event or rank.status_file.latest_event if rank.status_file else None
     # A module without a name has a number, which is not shown.
     place = f"{event.kind} {'' if event.name.isdigit() else event.name}".strip() if event else "nothing recorded"
+    place = "its exit" if event and event.kind == "exit" else place
     exited = rank.exit is not None and not rank.exit.during_teardown
     blocked_in = f"{exit_text(rank.exit.status)} · last in {place}" if rank.exit and exited else place
     return RankStatus(
