@@ -137,6 +137,7 @@ def test_a_rank_that_is_looked_at_again_and_again_grows_no_further(tmp_path: Pat
     finally:
         process.kill()
         process.communicate()
-    assert all(len(one.collectives) > 0 for one in seen)
+    # A look at a rank that has moved leaves its recorder alone; it may still move before the second look.
+    assert all(len(one.collectives) > 0 for one in seen[2:])
     early, late = (one.process.rss_bytes for one in (seen[2], seen[-1]) if one.process)
     assert late - early < 16 << 20

@@ -188,6 +188,7 @@ def test_a_process_that_somebody_stops_while_a_tool_holds_it_stays_stopped(use: 
         reported_proof(process.pid, "t")
         os.kill(process.pid, signal.SIGSTOP)
         assert asked.result() == ((), "")
+        reported_proof(process.pid, "T")  # a loaded machine takes a while to let go of it
         assert stays_stopped(process.pid)
     assert failures == ["py-spy: no result within 3.0 s"]
 
