@@ -10,11 +10,14 @@ import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from attempts import spec
 from living import program, wait_for
 
+from nsa_harness import protocol
 from nsa_harness.commands.watch import chosen_job
 from nsa_harness.errors import NoSuchJob
 from nsa_harness.supervisor.capture import procfs
@@ -22,6 +25,7 @@ from nsa_harness.supervisor.capture.snapshot import StackSampler
 from nsa_harness.supervisor.observe import attach
 from nsa_harness.supervisor.observe.attach import FoundJob, find_job, find_jobs, missing_ranks, only_job
 from nsa_harness.supervisor.observe.ranks import ranks_below
+from nsa_harness.supervisor.storage.rundir import create_run
 from nsa_harness.supervisor.watch.ranks import Ranks
 
 WAITS = "import signal; print(flush=True); signal.pause()"
@@ -231,3 +235,19 @@ def test_stacks_that_may_not_be_read_come_with_the_way_to_allow_it(
     with pytest.raises(NoSuchJob) as refusal:
         attach._check_stacks(3, os.getpid())
     assert str(refusal.value).endswith(f"cannot be read: Permission denied (os error 13); {advice}")
+
+
+def test_recorders_of_the_jobs_own_servers_are_stored_although_no_probe_wrote_anything(tmp_path: Path) -> None:
+    """The attempt of an attached job has no directory for status files yet."""
+    attempt = create_run(tmp_path / "reports").attempt("job", 1)
+    attempt.path.mkdir()
+    home = tmp_path / "own"
+    home.mkdir()
+    observer: Any = SimpleNamespace(probe_dir=home, job=SimpleNamespace(ranks={0: 5, 1: 6}, probe_dir=None))
+    names = [protocol.FLIGHT.format(pid=pid) for pid in (5, 6)]
+    (home / names[0]).write_text("{}")
+    attach._store_recorders(observer, attempt)
+    assert not attempt.probe_files.exists(), "one rank alone shows no difference"
+    (home / names[1]).write_text("{}")
+    attach._store_recorders(observer, attempt)
+    assert sorted(path.name for path in attempt.probe_files.iterdir()) == sorted(names)

@@ -360,5 +360,6 @@ def _store_recorders(observer: PassiveObserver, attempt: AttemptDir) -> None:
     """Store the flight recorder dumps from the job's own worker servers, if every server returned one."""
     files = [observer.probe_dir / protocol.FLIGHT.format(pid=pid) for pid in observer.job.ranks.values()]
     if not observer.job.probe_dir and all(file.exists() for file in files):
+        attempt.directory.make_directory(attempt.probe_files)
         for file in files:
             write_document(attempt.probe_files / file.name, file.read_text(errors="replace"))
