@@ -121,7 +121,8 @@ def test_the_sentence_says_who_stands_in_what_and_no_group_or_number_that_nobody
     found = hung(IN_SAVE, IN_BACKWARD)
     told = diagnose(found, judge(found)).findings[0]
     assert told.claim == (
-        "only rank 0 called barrier (ada/train.py:4); at the same point, rank 1 called all_reduce (DDP) (ada/train.py:9);"
+        "only rank 0 called barrier (ada/train.py:4); at the same point, rank 1 called all_reduce (DDP)"
+        " (ada/train.py:9);"
         " rank 0 gets there only under `if rank == 0` (ada/train.py:10)"
     )
     assert diagnose(found, judge(found)).culprit.collective is None  # type: ignore[union-attr]
