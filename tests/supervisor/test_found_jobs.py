@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from attempts import spec
+from builders import board, mark
 from living import program, wait_for
 
 from nsa_harness import protocol
@@ -186,6 +187,20 @@ def test_a_job_that_is_found_as_it_stands_has_been_quiet_since_it_ran_last(tmp_p
         quiet_since_s = seen.last_progress_s()
         seen.read_status_files(101.0)
         assert seen.last_progress_s() == quiet_since_s
+
+
+def test_a_status_file_that_is_gone_is_no_progress_of_its_rank() -> None:
+    """Somebody ended the process that keeps the files; the rank itself has been standing all the time."""
+    with program(WAITS) as waiting:
+        found: list[Any] = [board(mark("step", at_s=7.0)), None, None]
+        sampler: Any = SimpleNamespace(read_status_file=lambda *_: found.pop(0))
+        seen = Ranks(spec=spec(), job=None, sampler=sampler, pids={0: waiting.pid})  # type: ignore[arg-type]
+        times = []
+        for now_s in (70.0, 71.0, 72.0):
+            seen.read_status_files(now_s)
+            times.append(seen.last_progress_s())
+    assert times == [times[0]] * 3
+    assert times[0] < 60.0
 
 
 @pytest.mark.parametrize(

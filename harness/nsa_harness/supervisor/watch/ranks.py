@@ -108,10 +108,13 @@ class Ranks:
         for rank, pid in self.pids.items():
             if rank in self.exited_ranks:
                 continue
+            previous = self.status_files.get(rank)
             self.status_files[rank] = self.sampler.read_status_file(pid, _LATEST_CALLS)
             if self.status_files[rank] is None:
                 io_bytes = procfs.task_io_bytes(pid, pid) or 0
-                if rank not in self._bytes_moved:  # before nsa-harness attached, the job may have been idle for a while
+                if previous is not None:  # a status file that is gone is no progress
+                    self._bytes_moved[rank] = (io_bytes, last_progress_s(previous))
+                elif rank not in self._bytes_moved:  # before nsa-harness attached, the job may have been idle for long
                     self._bytes_moved[rank] = (io_bytes, max(0.0, now_s - procfs.program_idle_s(pid)))
                 elif io_bytes != self._bytes_moved[rank][0]:
                     self._bytes_moved[rank] = (io_bytes, now_s)
