@@ -280,7 +280,7 @@ def free_port() -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("end", "cause", "status"), [("raises", "bad_exit", 1), ("killed", "killed", -9)])
+@pytest.mark.parametrize(("end", "cause", "status"), [("raises", "exception", 1), ("killed", "killed", -9)])
 def test_a_rank_that_ended_badly_is_told_though_its_parent_caught_that(workspace, end, cause, status):
     ran = workspace.harness("watch", "--", sys.executable, str(PROGRAMS / "spawned.py"), str(workspace.directory), end)
 
