@@ -435,8 +435,8 @@ def _call_difference(
         return _field_difference(difference, field, by_rank)
     extra = actual if edits == {Edit.DELETE} else expected if edits == {Edit.INSERT} else None
     # Only recorded calls after it show that a call is additional, not those that the pattern predicts.
-    went_on = first.left + 1 < len(other.events) and first.right + 1 < len(reference.events)
-    is_shown = extra is not None and extra.from_python and place_is_certain and went_on
+    has_later_calls = first.left + 1 < len(other.events) and first.right + 1 < len(reference.events)
+    is_shown = extra is not None and extra.from_python and place_is_certain and has_later_calls
     return _with_ranks_at_fault(difference, edits, by_rank, extra if is_shown else None)
 
 

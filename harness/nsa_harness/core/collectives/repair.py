@@ -15,8 +15,8 @@ _EDIT_COST = 5
 # Cost of pairing two calls of one operation from different lines, as in the two branches of an `if`. It is lower than
 # the cost of an edit, but a pattern in which the lines are shifted costs more.
 _OTHER_LINE_COST = 3
-# Cost of pairing two lines that one rank passes one after the other. Such a pair is hardly ever meant: an earlier call
-# that only one rank made has shifted the calls. It costs less than leaving out both calls.
+# Cost of pairing two lines that one rank passes one after the other. Ranks rarely make such a pair on purpose: an
+# earlier call that only one rank made has shifted their calls. It costs less than leaving out both calls.
 _SHIFTED_LINE_COST = 8
 
 Site = tuple[object, ...]  # where the program makes a call, see `Event.site`

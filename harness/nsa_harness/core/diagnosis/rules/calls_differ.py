@@ -109,7 +109,9 @@ def cross_group_deadlock(context: DiagnosisContext) -> Explanation | None:
         reason = _rank_condition_reason(context, difference, branch)
         cause = _cause_of(difference, reason, is_under_rank=True)
         positions = RelativePositions(left_loops={}, has_source=True)
-        return _explain(context, difference, reason, cause, positions, is_certain=True)
+        # Without its oldest calls, the awaited rank may have made the call before.
+        is_certain = all(context.timelines[link.rank].is_complete for link in links)
+        return _explain(context, difference, reason, cause, positions, is_certain=is_certain)
     everyone = tuple(sorted(link.rank for link in links))
     odd_ranks = tuple(link.rank for link in links if broke_pattern(context.timelines[link.rank], link.event))
     ranks = tuple(sorted(odd_ranks)) or everyone
@@ -153,17 +155,14 @@ def _call_under_rank_condition(context: DiagnosisContext, link: Link) -> tuple[D
     has_called = any(event.site == link.event.site for event in awaited)
     if branch is None or has_called or not any(_is_behind(context, branch, frame) for frame in inside):
         return None
-    entered = [awaited[-1:], (link.event,)]
-    events = zip((link.waits_for, link.rank), entered, strict=True)
+    entered = {link.rank: link.event, **({link.waits_for: awaited[-1]} if awaited else {})}
     difference = Difference(
         kind=Kind.EXTRA,
         group=link.event.group,
         ranks=(link.rank,),
         expected=None,
-        entered_events=tuple(
-            (rank, event) for rank, own in sorted(events, key=lambda entry: entry[0]) for event in own
-        ),
-        absent=(),
+        entered_events=tuple(sorted(entered.items())),
+        absent=() if awaited else (link.waits_for,),
         place_is_certain=True,
         culprit_is_certain=False,
         is_new_event=True,
@@ -500,7 +499,7 @@ def _loop_exit(
     )
     skips = _skipping_branches(context, difference, loop)
     rank_skip = next((branch for branch in skips if branch.reads_rank), None)
-    if rank_skip is not None and not any(exit.reads_rank for exit in loop.exits):
+    if rank_skip is not None and not any(jump.reads_rank for jump in loop.exits):
         return rank_skip.place
     line = next(
         (jump.line for jump in (*loop.exits, *loop.skips, *(() if own_origin else loop.exits_by_exception))), None
