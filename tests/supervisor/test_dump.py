@@ -14,10 +14,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from builders import rank_snapshot
+from living import program, wait_for
 
 from nsa_harness import protocol
 from nsa_harness.core.evidence.host import Process
 from nsa_harness.core.report import Trouble
+from nsa_harness.supervisor.capture import procfs
 from nsa_harness.supervisor.capture.process_tree import ProcessTree
 from nsa_harness.supervisor.capture.snapshot import StackSampler
 
@@ -231,6 +234,24 @@ def test_bytes_that_our_questions_cost_are_counted_for_the_next_look(
         look.process.io_bytes - look.query_bytes for look in looks if look.process and look.process.io_bytes is not None
     ]
     assert len(set(own)) == 1, "a sleeping rank moved no bytes of its own"
+
+
+@pytest.mark.parametrize(("in_main_thread", "counted"), [(False, 0), (True, 7)])
+def test_bytes_that_the_main_thread_reads_while_it_is_looked_at_are_the_programs_own(
+    sampler: StackSampler, tmp_path: Path, *, in_main_thread: bool, counted: int
+) -> None:
+    """Unless faulthandler may have written them there."""
+    os.mkfifo(tmp_path / "fifo")
+    reads = "import os, sys\nfifo = os.open(sys.argv[1], os.O_RDWR)\nprint()\nwhile os.read(fifo, 100): pass"
+    with program(reads, str(tmp_path / "fifo")) as process:
+        seen = procfs.read_process(process.pid, 0)
+        assert seen is not None
+        assert seen.io_bytes is not None
+        before = seen.io_bytes
+        (tmp_path / "fifo").write_bytes(b"7 bytes")
+        wait_for(lambda: procfs.io_bytes(process.pid) == before + 7, "it has read them")
+        sampler._count_bytes(rank_snapshot(0, process=seen), in_main_thread=in_main_thread)
+        assert sampler.query_bytes[process.pid] == counted
 
 
 def test_the_python_children_of_a_rank_are_looked_at_too(sampler: StackSampler, tmp_path: Path) -> None:

@@ -225,20 +225,29 @@ class StackSampler:
                 proof=f"{self.dumps.name}/rank{rank}.{number}.txt" if writes_dumps else None,
             )
             # Only faulthandler and the heartbeat thread make the process itself read or write.
-            if used_heartbeat or not (stacks and stacks[0].source.startswith("py-spy")):
-                self._count_bytes(snapshot)
+            by_py_spy = bool(stacks) and stacks[0].source.startswith("py-spy")
+            if used_heartbeat or not by_py_spy:
+                self._count_bytes(snapshot, in_main_thread=not by_py_spy)
             if writes_dumps:
                 self._write(snapshot, raw, number)
             return snapshot
 
         return combine
 
-    def _count_bytes(self, snapshot: RankSnapshot) -> None:
-        """Record the number of bytes that the process read and wrote only because this snapshot was taken."""
+    def _count_bytes(self, snapshot: RankSnapshot, *, in_main_thread: bool) -> None:
+        """Record the number of bytes that the process read and wrote only because this snapshot was taken.
+
+        `in_main_thread`: the main thread may have written them, as faulthandler does. Otherwise its bytes are the
+        program's own, such as data that arrived while the snapshot was taken.
+        """
         process = snapshot.process
         if process and process.io_bytes is not None:
-            now = procfs.io_bytes(process.pid) or process.io_bytes
-            self.query_bytes[process.pid] = snapshot.query_bytes + now - process.io_bytes
+            moved_bytes = (procfs.io_bytes(process.pid) or process.io_bytes) - process.io_bytes
+            before = next((task.io_bytes for task in process.tasks if task.tid == process.pid), None)
+            after = procfs.task_io_bytes(process.pid, process.pid)
+            if not in_main_thread and before is not None and after is not None:
+                moved_bytes -= after - before
+            self.query_bytes[process.pid] = snapshot.query_bytes + moved_bytes
 
     def _worker_server(self, process: Process) -> Path | int | None:
         if process.pid not in self.servers:
