@@ -28,7 +28,7 @@ def child(pid: int = 300, syscall: str = "futex", **changes: Any) -> Process:
     facts |= {name: changes.pop(name) for name in list(changes) if name in facts}
     cpu_s = changes.get("cpu_s", 1.0)
     waiting = task(pid, syscall=syscall, cpu_s=cpu_s, **facts)
-    return process(pid, **{"parent": 100, "command": "python child.py", "tasks": (waiting,), **changes})
+    return process(pid, **{"parent": 100, "command": "python train.py", "tasks": (waiting,), **changes})
 
 
 def rank(syscall: str, *children: Process, line: Frame = STEP, lines: Any = None, **facts: Any) -> RankSnapshot:
@@ -175,8 +175,17 @@ NATIVE = {"cpu_s": 9.0, "tasks": (task(300), task(301, cpu_s=9.0))}
         ({"cpu_s": 9.0, "io_bytes": 8}, (frame(50),)),
         ({"cpu_s": 1.2}, ()),
         (NATIVE, (frame(50),)),
+        ({"cpu_s": 9.0, "command": "python -m compiler step.py"}, (frame(50),)),
+        ({"cpu_s": 9.0}, (frame(50, file=f"{SITE}/triton/compiler/compiler.py"), frame(50))),
     ],
-    ids=["bytes", "CPU and bytes", "CPU of no Python program", "CPU of another thread"],
+    ids=[
+        "bytes",
+        "CPU and bytes",
+        "CPU of no Python program",
+        "CPU of another thread",
+        "CPU of another program",
+        "CPU of a compiler in a fork",
+    ],
 )
 def test_a_child_that_moves_is_waited_for_however_long(changes: dict[str, Any], lines: tuple[Frame, ...]) -> None:
     before, after = (rank("wait4", one, held_by=(300,), lines={300: lines}) for one in (child(), child(**changes)))
@@ -195,6 +204,29 @@ def test_a_child_that_only_computes_is_told_with_the_lines_that_its_samples_show
     (seen,) = rank_samples(*looks, (), "gloo")
     assert (seen.motion, seen.leaf) == ("burning", STEP)
     assert seen.child_samples == (ChildSample(pid=300, leaf=frame(50), user_frame=frame(50)),)
+
+
+SPAWNED = "python -c from multiprocessing.spawn import spawn_main; spawn_main(tracker_fd=5) --multiprocessing-fork"
+
+
+@pytest.mark.parametrize(
+    ("between", "command", "motion"),
+    [
+        ("python train.py", "python train.py", Motion.BURNING),
+        ("python train.py", SPAWNED, Motion.BURNING),
+        ("python -m compile_worker", "python -m compile_worker", Motion.MOVING),
+        ("python -m compile_worker", SPAWNED, Motion.MOVING),
+    ],
+    ids=["a fork of a fork", "spawned by a fork", "a fork of another program", "spawned by another program"],
+)
+def test_a_process_that_computes_may_loop_only_if_the_program_itself_started_it(
+    between: str, command: str, motion: Motion
+) -> None:
+    parent = child(299, "wait4", held_by=(300,), command=between)
+    before, after = (
+        rank("wait4", parent, child(parent=299, command=command, cpu_s=cpu_s), held_by=(299,)) for cpu_s in (1.0, 9.0)
+    )
+    assert stands(after, before=before).motion is motion
 
 
 def test_a_child_that_polls_has_no_end_that_can_be_read() -> None:
@@ -398,6 +430,14 @@ def test_where_another_thread_may_end_the_wait_none_that_computes_explains_it() 
         if one.process
     ]
     wait = stands(looks[1], before=looks[0])
+    assert (wait.motion, wait.computing) == (Motion.MOVING, ())
+
+
+def test_a_thread_that_compiles_is_waited_for_however_long() -> None:
+    compiler = frame(700, file=f"{SITE}/triton/compiler/compiler.py", function="compile")
+    compiling = (stack(STEP), stack(compiler, frame(60), tid=101, thread="compiler"))
+    before, after = (replace(one, stacks=compiling) for one in helped(1.9))
+    wait = stands(after, before=before)
     assert (wait.motion, wait.computing) == (Motion.MOVING, ())
 
 

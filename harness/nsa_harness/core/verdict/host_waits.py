@@ -28,6 +28,16 @@ POLLING_WAKES = 2  # a thread that woke up this often and sleeps again on the sa
 _BLOCKING_IO = {"read", "write", "recvfrom", "recvmsg", "sendto", "sendmsg", "connect", "fsync", "flock"}
 
 
+def is_from_spawn(command: str) -> bool:
+    """Return whether multiprocessing started this command in a new interpreter, to run a function of the program."""
+    return any(word in command for word in _FRESH_PROCESSES)
+
+
+def compiles(frames: Sequence[Frame]) -> bool:
+    """Return whether the thread runs a compiler of torch or Triton."""
+    return any(in_function(frames, compiler) for compiler in _COMPILERS)
+
+
 def is_library(task: Task) -> bool:
     """Return whether the thread belongs to PyTorch, gloo or a driver, according to its name."""
     return task.comm.startswith(_LIBRARY_THREADS)
@@ -72,6 +82,16 @@ _LOADER = "torch/utils/data/dataloader.py"
 _LOADER_CALLS = {"_try_get_data", "_get_data"}
 _WORKER = "torch/utils/data/_utils/worker.py"
 _QUEUE = "multiprocessing/queues.py"
+# Parts of the command line of a process that multiprocessing started in a new interpreter.
+_FRESH_PROCESSES = ("multiprocessing.spawn", "multiprocessing.forkserver", "multiprocessing-fork")
+# Frames that are on a stack only during compilation, not while compiled code runs.
+_COMPILERS = (
+    "torch/_dynamo/convert_frame.py",
+    "torch/_inductor/compile_fx.py",
+    "torch/_inductor/async_compile.py",
+    "torch/utils/cpp_extension.py",
+    "triton/compiler/compiler.py",
+)
 _MAX_HOLDERS = 16  # longest list of lock holders; a full list may be incomplete
 _MAX_DEPTH = 8  # levels of child processes that are followed
 
@@ -111,7 +131,8 @@ class _Actor:
     def computing(self, elapsed_s: float) -> tuple[ChildWait, ...]:
         """Return the other threads in the process that are computing.
 
-        The result is empty if a thread that does not compute may release the waiting thread too.
+        The result is empty if a thread that does not compute may release the waiting thread too, or if one of the
+        threads runs a compiler, which is no endless loop.
         """
         earlier_s = {task.tid: task.cpu_s for task in self.before.tasks} if self.before else {}
         used_s = {task.tid: task.cpu_s - earlier_s.get(task.tid, task.cpu_s) for task in self.process.tasks}
@@ -120,7 +141,7 @@ class _Actor:
             for stack in self.stacks
             if stack is not self.stack and stack.frames and used_s.get(stack.tid or 0, 0.0) >= STARVED_SHARE * elapsed_s
         ]
-        if self.stack is None or self.thread_may_act(busy):
+        if self.stack is None or self.thread_may_act(busy) or any(compiles(stack.frames) for stack in busy):
             return ()
         return tuple(
             ChildWait(
@@ -158,6 +179,23 @@ class _Family:
     owners: Mapping[int, int]  # process id -> rank, for all other ranks and their child processes
     elapsed_s: float  # time between the two snapshots
     has_probe: bool  # the rank's status file shows its collectives
+
+    def runs_program(self, pid: int) -> bool:
+        """Return whether a process runs the rank's own program: the rank itself, a fork of it, or a process that
+        multiprocessing started for it.
+
+        A command that the program starts, such as a compiler, is another program, and so are its child processes.
+        """
+        rank_pid = next(iter(self.actors))
+        for _ in range(_MAX_DEPTH):
+            if pid == rank_pid:
+                return True
+            process = self.actors[pid].process
+            parent = self.actors.get(process.parent)
+            if parent is None or not (process.command == parent.process.command or is_from_spawn(process.command)):
+                return False
+            pid = parent.process.pid
+        return False
 
 
 def host_wait(
@@ -415,7 +453,7 @@ def _wait_for_children(
 
 def _child(family: _Family, pid: int, above: tuple[int, ...]) -> ChildWait:
     actor = family.actors[pid]
-    motion = _motion(actor, family.elapsed_s)
+    motion = _motion(actor, family.elapsed_s, runs_program=family.runs_program(pid))
     if motion is not Motion.WAITING or len(above) > _MAX_DEPTH:
         kind = KIND_OF_MOTION.get(motion, WaitKind.UNKNOWN)
         wait = WaitState(kind=kind, motion=motion, is_closed=motion is Motion.STOPPED)
@@ -430,11 +468,13 @@ def _child(family: _Family, pid: int, above: tuple[int, ...]) -> ChildWait:
     )
 
 
-def _motion(actor: _Actor, elapsed_s: float) -> Motion:
+def _motion(actor: _Actor, elapsed_s: float, *, runs_program: bool) -> Motion:
     """Return what a child process has been doing since the previous snapshot.
 
-    Use of CPU time counts as progress, with one exception: if the lines of the process are known and it transferred no
-    bytes, it is BURNING, because later samples of these lines show whether it is in an endless loop.
+    Use of CPU time counts as progress, with one exception: if the process runs the rank's own program
+    (`runs_program`), its lines are known and it transferred no bytes, it is BURNING, because later samples of these
+    lines show whether it is in an endless loop. The lines of a compiler, or of any other command, show no such thing:
+    a long computation of such a command may stay on one line until it is done.
     """
     process, before = actor.process, actor.before
     if process.state in "ZX":
@@ -444,7 +484,8 @@ def _motion(actor: _Actor, elapsed_s: float) -> Motion:
     if before is None:
         return Motion.MOVING
     if cpu_share(before, process, elapsed_s) >= STARVED_SHARE:
-        return Motion.BURNING if _only_computes(actor, before, elapsed_s) else Motion.MOVING
+        may_loop = runs_program and not compiles(actor.frames) and _only_computes(actor, before, elapsed_s)
+        return Motion.BURNING if may_loop else Motion.MOVING
     return Motion.MOVING if _has_transferred(before, process) else Motion.WAITING
 
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from nsa_harness.core.evidence.evidence import (
     ChildSample,
     Evidence,
-    Frame,
     RankSnapshot,
     Sample,
     Snapshot,
@@ -26,7 +25,7 @@ from nsa_harness.core.evidence.stacks import (
 )
 from nsa_harness.core.evidence.steps import python_calls
 from nsa_harness.core.verdict.group_waits import TRANSFERS, JobState, group_wait, job_state, operation
-from nsa_harness.core.verdict.host_waits import host_wait, is_library
+from nsa_harness.core.verdict.host_waits import compiles, host_wait, is_library
 from nsa_harness.core.verdict.motion import (
     BUSY_SHARE,
     STARVED_SHARE,
@@ -40,15 +39,6 @@ from nsa_harness.core.verdict.motion import (
 )
 from nsa_harness.core.verdict.rpc_waits import rpc_wait
 from nsa_harness.core.verdict.wait import KIND_OF_MOTION, Wait, WaitKind, WaitState
-
-# Frames that are on a stack only during compilation, not while compiled code runs.
-_COMPILERS = (
-    "torch/_dynamo/convert_frame.py",
-    "torch/_inductor/compile_fx.py",
-    "torch/_inductor/async_compile.py",
-    "torch/utils/cpp_extension.py",
-    "triton/compiler/compiler.py",
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,7 +107,7 @@ def _wait(
         if group is not None:
             state = group  # even if the rank uses CPU time, because NCCL spins while it waits
         elif computes:
-            state = replace(state, kind=WaitKind.COMPILE if _compiles(frames) else WaitKind.COMPUTE)
+            state = replace(state, kind=WaitKind.COMPILE if compiles(frames) else WaitKind.COMPUTE)
         else:
             other_owners = {pid: owner for pid, owner in owners.items() if owner != rank.rank}
             host = host_wait(before, rank, stack, other_owners, elapsed_s)
@@ -157,10 +147,6 @@ def _works(before: RankSnapshot | None, rank: RankSnapshot, elapsed_s: float) ->
 def _is_still(before: RankSnapshot | None, stack: Stack | None) -> bool:
     earlier = rank_stack(before) if before else None
     return bool(earlier and stack and earlier.frames[:1] == stack.frames[:1])
-
-
-def _compiles(frames: Sequence[Frame]) -> bool:
-    return any(in_function(frames, compiler) for compiler in _COMPILERS)
 
 
 def _roots(waits: Sequence[Wait]) -> tuple[Wait, ...]:

@@ -21,12 +21,11 @@ from nsa_harness.core.diagnosis.explanation import Explanation, rule_if
 from nsa_harness.core.diagnosis.rules.threads import awaited_thread_line, living_partner
 from nsa_harness.core.evidence.stacks import A_LOCK, thread_wait
 from nsa_harness.core.report import Facts, Place
+from nsa_harness.core.verdict.host_waits import is_from_spawn
 from nsa_harness.core.verdict.limits import final_limits
 from nsa_harness.core.verdict.motion import rank_stack
 from nsa_harness.core.verdict.proof import loop_lines
 from nsa_harness.core.verdict.wait import ChildWait, Wait, WaitKind
-
-_FRESH_PROCESSES = ("multiprocessing.spawn", "multiprocessing.forkserver", "multiprocessing-fork")
 
 
 def _child_wait_where(
@@ -112,8 +111,8 @@ def _may_be_inherited_lock(child: ChildWait) -> bool:
 
     A process that was spawned (or started by a fork server) inherits no locks.
     """
-    is_new_program = any(word in child.command for word in _FRESH_PROCESSES)
-    return child.kind is WaitKind.LOCK and child.is_closed and not child.target and not is_new_program
+    is_inheritable = child.kind is WaitKind.LOCK and child.is_closed and not child.target
+    return is_inheritable and not is_from_spawn(child.command)
 
 
 @rule_if(_child_wait_where(_may_be_inherited_lock))
