@@ -337,7 +337,8 @@ PUBLISH = Source(
     file=USER,
     first=70,
     text="def publish(store, rank):\n    if rank == 0:\n        store.set('data/path', 'shards')\n"
-    "    seen.add(name)\n    store.set(f'ready/{rank}', '1')",
+    "    seen.add(name)\n    store.set(f'ready/{rank}', '1')\n"
+    "    if rank == 0:\n        wait(store)\n    elif not name:\n        store.set('name', 'x')",
 )
 
 
@@ -359,6 +360,7 @@ def in_store(key: str, *sources: Source) -> Evidence:
         ("ready/0", 74, (0,), ([0], 74, None), None),
         ("ready/x", 74, (0,), ([], 74, None), 0),
         ("go", 40, (0,), None, 0),
+        ("name", 77, (1,), ([1], 78, "if rank == 0 … else"), None),
     ],
 )
 def test_a_key_is_told_with_the_line_that_sets_such_a_key(

@@ -323,7 +323,7 @@ def test_a_child_that_inherited_no_lock_is_not_said_to_have_been_forked_with_one
 def test_a_stopped_child_is_named_by_its_number() -> None:
     found = main_finding(stalled(rank("wait4", child(300, state="T"), held_by=(300,))))
     assert (found.code, found.ranks) == ("stopped_process", (0,))
-    assert "its child process 300 (python child.py), which is stopped by a signal" in found.claim
+    assert "its child process 300 (python train.py), which is stopped by a signal" in found.claim
     assert "kill -CONT 300" in found.advice
 
 
@@ -360,7 +360,7 @@ def test_a_child_that_sleeps_past_the_deadline_is_what_starves() -> None:
 def test_a_child_that_never_ends_is_an_open_wait_that_says_what_it_stands_in() -> None:
     code, _, claim = told(stalled(rank("wait4", child(300, "read", target="/data"), held_by=(300,)), at_s=400.0))
     assert code == "blocked_io"
-    assert claim.endswith("its child process 300 (python child.py) is blocked in a read or write")
+    assert claim.endswith("its child process 300 (python train.py) is blocked in a read or write")
 
 
 # Files, many ranks, the mesh.

@@ -131,6 +131,17 @@ def test_a_condition_around_a_line_leads_to_it_and_says_whether_it_asks_for_the_
     )
 
 
+def test_a_line_in_an_else_is_reached_if_the_condition_is_false() -> None:
+    text = "def publish():\n    if rank == 0:\n        wait()\n    elif name:\n        put()\n    else:\n        skip()"
+    program = ProgramSource((Source(file=USER, first=1, text=text),))
+    branches = {number: program.branches(line(number)) for number in (3, 5, 7)}
+    assert {number: [(one.text, one.is_else) for one in found] for number, found in branches.items()} == {
+        3: [("if rank == 0", False)],
+        5: [("elif name", False), ("if rank == 0 … else", True)],
+        7: [("elif name … else", True), ("if rank == 0 … else", True)],
+    }
+
+
 def test_conditions_come_from_the_inside_out_and_then_the_jumps_before_in_the_same_loop() -> None:
     assert leading_to("loss = halve(loss)")[0] == ("while loss > 1", at("while loss"), False)
     assert leading_to("log()") == []  # the first line with that text is the definition itself

@@ -115,7 +115,7 @@ def take_the_lock() -> None:
 
 def wait_for_a_forked_child(_: str) -> None:
     """The lock is held while the child is made, and the child has its own copy of it."""
-    with LOCK:
+    with LOCK:  # held while the child is forked
         child = multiprocessing.get_context("fork").Process(target=take_the_lock, daemon=True)
         child.start()
     child.join()
@@ -131,7 +131,7 @@ class Locked(Dataset):
 
 
 def load_with_a_worker(_: str) -> None:
-    with LOCK:
+    with LOCK:  # held while the worker is forked
         batches = iter(DataLoader(Locked(), num_workers=1, multiprocessing_context="fork"))
     next(batches)
 

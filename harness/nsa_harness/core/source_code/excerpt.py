@@ -32,7 +32,7 @@ class Branch:
     file: str
     line: int
     function: str
-    text: str  # "if rank == 0", "except ValueError", "continue"
+    text: str  # "if rank == 0", "if rank == 0 … else", "except ValueError", "continue"
     reads_rank: bool  # the condition reads the rank
     leaves_block: bool  # the branch is before the line, and its block leaves the loop or the function
     leaves_function: (
@@ -41,6 +41,7 @@ class Branch:
     may_differ: bool  # the condition reads more than loop counters and settings, which are the same on every rank
     is_handler: bool  # the branch is an `except`
     continues_at: int  # line of the branch; for an `except` that leaves, line of its jump
+    is_else: bool = False  # the line is reached if the condition is false
 
     @property
     def place(self) -> Place:
@@ -142,7 +143,7 @@ class Excerpt(Source):
         """
         around = self.blocks_around(line)
         blocks = (block for block in around if isinstance(block, ast.If | ast.While))
-        tests = [self._branch(block, block.test) for block in blocks if not _is_main_guard(block.test)]
+        tests = [self._test(block, line) for block in blocks if not _is_main_guard(block.test)]
         handlers = [self._branch(block, block.type) for block in around if isinstance(block, ast.ExceptHandler)]
         loop = next((block for block in around if isinstance(block, LoopNode)), None)
         block = loop or next((block for block in around if isinstance(block, Function)), None)
@@ -260,6 +261,12 @@ class Excerpt(Source):
                     leaves_function=ends,
                     continues_at=self.line_of(jumps[0]) if branch.is_handler else branch.line,
                 )
+
+    def _test(self, block: ast.If | ast.While, line: int) -> Branch:
+        """Return the branch for a condition around the line, which may be in the `else` part of an `if`."""
+        branch = self._branch(block, block.test)
+        is_else = isinstance(block, ast.If) and _contains(block.orelse, line + 1 - self.first)
+        return replace(branch, is_else=True, text=f"{branch.text} … else") if is_else else branch
 
     def _branch(self, node: ast.stmt | ast.ExceptHandler, test: ast.expr | None, *, leaves: bool = False) -> Branch:
         return Branch(

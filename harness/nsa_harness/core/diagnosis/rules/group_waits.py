@@ -269,7 +269,7 @@ def _key_setter(context: DiagnosisContext, key: str) -> _KeySetter | None:
     """Return the first line in the source code that sets `key`, or None if there is none."""
     program = context.program
     line, match = next(program.key_setters(key), (None, None))
-    if line is None:
+    if line is None or match is None:
         return None
     call_path = list(program.only_call_path(line))
     conditions = [branch for caller in call_path for branch in program.branches(caller) if branch.reads_rank]
@@ -278,15 +278,15 @@ def _key_setter(context: DiagnosisContext, key: str) -> _KeySetter | None:
         for caller in call_path
         if (branch := program.deciding_branch(caller, None, same_rank=True)) and branch.may_differ
     )
-    numbers = [
-        *(match.groups() if match else ()),
-        *(match[1] for test in conditions for match in _RANK_EQUALS.finditer(test.text)),
-    ]
+    world_size = context.evidence.world_size
+    named_ranks = [int(number) for number in match.groups() if number.isdigit() and int(number) < world_size]
+    for condition in conditions:
+        tested_ranks = [int(number) for number in _RANK_EQUALS.findall(condition.text) if int(number) < world_size]
+        others = [rank for rank in range(world_size) if rank not in tested_ranks]
+        named_ranks += tested_ranks if not condition.is_else else others if len(others) == 1 else ()
     return _KeySetter(
         line=line,
-        ranks=tuple(
-            int(number) for number in numbers if number.isdigit() and int(number) < context.evidence.world_size
-        )[:1],
+        ranks=tuple(named_ranks[:1]),
         under=conditions[0].text if conditions else None,
         turns_off_at=next((branch.place for branch in branches if not branch.reads_rank), None),
     )
