@@ -441,6 +441,26 @@ def test_a_thread_that_compiles_is_waited_for_however_long() -> None:
     assert (wait.motion, wait.computing) == (Motion.MOVING, ())
 
 
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {"syscall": "clock_nanosleep", "wakes_at_s": 30.0},
+        {"syscall": "poll", "target": "pipe:[8]", "held_by": (100,)},
+        {"syscall": "read", "target": "pipe:[8]", "held_by": (100,), "timed": False},
+    ],
+    ids=["a sleep", "a poll", "a read"],
+)
+def test_a_thread_that_computes_may_end_the_open_wait_of_its_rank(facts: dict[str, Any]) -> None:
+    looks = [
+        replace(
+            one, process=replace(one.process, tasks=(task(100, **{"timed": True, **facts}), *one.process.tasks[1:]))
+        )
+        for one in helped(1.9)
+        if one.process
+    ]
+    assert stands(looks[1], before=looks[0]).motion is Motion.MOVING
+
+
 def test_a_library_thread_that_spins_releases_no_lock() -> None:
     before, after = helped(1.9, "cuda-EvtHandlr")
     wait = stands(after, before=before)

@@ -152,6 +152,56 @@ def test_other_bytes_during_a_wait_with_a_time_limit_are_motion(later: RankSnaps
     assert motion(polling(18.5), later, 2.0) is Motion.MOVING
 
 
+def selecting(own_bytes: int = 7, read_bytes: int | None = 3, line: int = 20, **changes: Any) -> RankSnapshot:
+    """In a select with a time limit on a pipe of which only the rank and its child hold the other end."""
+    facts = {"target": "pipe:[8]", "fd": 5, "held_by": (100, 300), "syscall": "pselect6", "timed": True, **changes}
+    poll = task(io_bytes=own_bytes, read_bytes=read_bytes, **facts)
+    total = process(io_bytes=own_bytes, tasks=(poll, task(200), task(201, syscall="read")), sockets=(PEER,))
+    return replace(STILL, process=total, stacks=(stack(frame(line)),), children=(process(300, parent=100),))
+
+
+PEER = Socket(
+    inode=9, local="a:1", peer="b:2", state="ESTABLISHED", retransmits=0, unacked_bytes=0, unread_bytes=0,
+    acked_bytes=7, received_bytes=5, peer_rank=1, in_job=True,
+)  # fmt: skip
+FROM_PEER = {"target": "socket:[9]", "held_by": None}
+
+
+@pytest.mark.parametrize("changes", [{}, FROM_PEER, {"target": "", "fd": None}], ids=["pipe", "connection", "nothing"])
+def test_a_loop_that_polls_what_only_the_job_can_send_and_reads_nothing_waits(changes: dict[str, Any]) -> None:
+    before, later = selecting(**changes), selecting(own_bytes=90, **changes)
+    assert motion(before, later, 2.0) is Motion.WAITING
+    assert only_another_line(before, selecting(own_bytes=90, line=21, **changes), 2.0)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"read_bytes": 9},
+        {"read_bytes": None},
+        {"held_by": (100, 999)},
+        {"held_by": None},
+        {"target": "socket:[10]"},
+        {"target": "/dev/stdin"},
+        {"timed": False},
+        {"syscall": "read"},
+    ],
+    ids=str,
+)
+def test_a_poll_that_reads_or_that_somebody_outside_can_answer_is_motion(changes: dict[str, Any]) -> None:
+    later = selecting(own_bytes=90, **changes)
+    before = selecting(**{**changes, "read_bytes": None if changes.get("read_bytes", 3) is None else 3})
+    assert motion(before, later, 2.0) is Motion.MOVING
+    assert not only_another_line(before, replace(later, stacks=(stack(frame(21)),)), 2.0)
+
+
+def test_a_pipe_to_which_another_thread_may_write_is_motion_and_an_idle_thread_writes_nothing() -> None:
+    for tid, expected in ((200, Motion.WAITING), (201, Motion.MOVING)):
+        looks = [selecting(own_bytes=number) for number in (7, 90)]
+        looks = [replace(look, stacks=(*look.stacks, stack(frame(60), tid=tid, thread="writer"))) for look in looks]
+        assert motion(looks[0], looks[1], 2.0) is expected
+
+
 def test_a_loop_that_sleeps_and_says_each_time_that_it_tries_again_waits() -> None:
     assert motion(napping(18.5), napping(20.5, io_bytes=90), 2.0) is Motion.WAITING
     assert motion(napping(18.5), napping(18.5, io_bytes=90), 2.0) is Motion.MOVING, "the same sleep: another thread"

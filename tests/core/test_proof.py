@@ -310,6 +310,18 @@ def test_a_sleep_after_a_sleep_on_the_same_line_is_a_loop_that_polls_and_no_read
     assert proof_of([elsewhere, *looks], quiet_s=5000.0) is None, "another sleep, on another line"
 
 
+def selecting(timeout_s: float | None) -> RankSnapshot:
+    poll = task(syscall="pselect6", timed=True, timeout_s=timeout_s)
+    return rank_snapshot(0, frame(5), process=process(tasks=(poll,)))
+
+
+@pytest.mark.parametrize(("timeout_s", "kind"), [(0.5, HangKind.LIVELOCK), (20.0, HangKind.STARVED)])
+def test_a_poll_that_has_outlasted_its_time_limit_is_a_loop_that_polls(timeout_s: float, kind: HangKind) -> None:
+    looks = [snapshot(1, 10.0, selecting(timeout_s)), *twice(selecting(timeout_s))]
+    assert proof_of(looks, quiet_s=299.0) is None
+    assert told(proof_of(looks, quiet_s=300.0))[0] is kind
+
+
 @pytest.mark.parametrize(("until_s", "kind"), [(601.0, HangKind.STARVED), (500.0, None)])
 def test_the_sleep_of_a_child_is_judged_as_that_of_the_rank_that_waits_for_it(
     until_s: float, kind: HangKind | None

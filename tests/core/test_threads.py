@@ -307,6 +307,15 @@ def test_a_loop_that_sleeps_and_looks_again_for_too_long_is_a_livelock() -> None
     assert (proof.kind, found.cause, found.findings[0].place) == (HangKind.LIVELOCK, "livelock", line(10))
 
 
+@pytest.mark.parametrize(
+    "facts", [{"syscall": "poll", "timeout_s": 0.5}, {"wakes_at_s": 20.4}], ids=["a poll", "a timed lock"]
+)
+def test_so_is_one_that_waits_with_a_time_limit_each_time(facts: dict[str, Any]) -> None:
+    look = rank_snapshot(0, frame(10), process=process(tasks=(task(timed=True, **facts),)))
+    found = diagnosed(slept(look, look, look, look)).findings[0]
+    assert (found.code, found.place) == ("livelock", line(10))
+
+
 def test_so_is_one_that_says_each_time_that_it_tries_again() -> None:
     assert diagnosed(slept(naps(20.5), naps(22.5, 90), naps(24.5, 180))).cause == "livelock"
 

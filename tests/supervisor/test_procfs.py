@@ -72,6 +72,21 @@ def test_a_wait_is_named_and_its_timeout_is_seen(source: str, syscall: str, time
     assert task.timed is timed
 
 
+@pytest.mark.parametrize("call", ["select.select([], [], [], 600.5)", "p.poll(600500)"])
+def test_the_time_limit_of_a_poll_is_read(call: str) -> None:
+    with program(f"import select; p = select.poll(); print(); {call}") as process:
+        task = main_task(process.pid, 0, lambda task: task.timeout_s is not None)
+    assert task.timeout_s == 600.5
+
+
+def test_what_a_thread_has_read_is_a_part_of_its_bytes() -> None:
+    with program("import time; open('/dev/zero', 'rb').read(1 << 20); print(); time.sleep(600)") as process:
+        task = main_task(process.pid, 0, lambda task: task.syscall == "clock_nanosleep")
+    assert task.read_bytes is not None
+    assert task.io_bytes is not None
+    assert 1 << 20 <= task.read_bytes <= task.io_bytes
+
+
 def test_a_busy_process_is_running_and_its_cpu_grows() -> None:
     with program("print()\nwhile True: pass") as process:
         first = procfs.read_stat(process.pid)

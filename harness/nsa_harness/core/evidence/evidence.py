@@ -350,7 +350,7 @@ class Sample:
     user_frame: Frame | None  # innermost frame of the user's own code
     cpu_s: float | None  # CPU time of the process so far
     only_line_changed: bool = False  # its only sign of progress is that the training thread is on another line
-    wakes_at_s: float | None = None  # end of the training thread's sleep
+    wakes_at_s: float | None = None  # latest end of the timed sleep or wait in which the training thread is
     child_samples: tuple[ChildSample, ...] = ()  # of all processes that the rank waits for, if they only compute
 
 

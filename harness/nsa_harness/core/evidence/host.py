@@ -33,6 +33,8 @@ class Task:
     # lock, or they are the child that the thread waits for. None = no such wait, or some process could not be read.
     held_by: tuple[int, ...] | None = None
     io_bytes: int | None = None  # bytes read and written by this thread; None = not readable
+    read_bytes: int | None = None  # the part of `io_bytes` that the thread has read; None = not readable
+    timeout_s: float | None = None  # time limit of a poll or select, counted from its start; None = unknown or none
     idle_s: float | None = None  # for a main thread: time since it last ran on a core; None = unknown
     wake_count: int = (
         0  # number of wake-ups from the same sleep, counted between snapshots, since it last did other work

@@ -6,7 +6,7 @@ from enum import StrEnum
 
 from nsa_harness.core.evidence.evidence import Frame, RankSnapshot, Stack
 from nsa_harness.core.evidence.host import Process, Socket, Task
-from nsa_harness.core.evidence.stacks import is_poller, training_stack
+from nsa_harness.core.evidence.stacks import in_probe, is_poller, training_stack
 
 BUSY_SHARE = 0.5  # share of one core
 # Share of one core used by the training thread. On an overloaded machine a computing thread may get no more. A waiting
@@ -18,6 +18,7 @@ STREAM_BYTES_PER_S = 65536
 
 _WORKER_SERVER = "pt_workerserver"  # answers queries about the process and takes no part in the training
 SLEEPS = frozenset({"clock_nanosleep", "nanosleep"})
+POLLS = frozenset({"poll", "ppoll", "select", "pselect6"})
 
 
 class Motion(StrEnum):
@@ -58,11 +59,13 @@ def only_another_line(before: RankSnapshot, after: RankSnapshot, elapsed_s: floa
     """Return whether the only sign of progress is that the rank is on another line, as in a polling loop.
 
     This is so if the rank recorded no progress event and transferred no bytes. A rank that sleeps may have transferred
-    a few bytes, because a polling loop may log each retry.
+    a few bytes, because a polling loop may log each retry. The same applies to a rank that waits with a time limit for
+    data from a process of the job, and has read none.
     """
     if _has_new_event(before, after):
         return False
     sleeps = sleep_end_s(before) is not None or sleep_end_s(after) is not None
+    sleeps = sleeps or (_reads_nothing(before, after) and (_polls_job(before) or _polls_job(after)))
     return not _has_transferred(before, after, elapsed_s) or (sleeps and _only_trickles(before, after, elapsed_s))
 
 
@@ -78,19 +81,59 @@ def _sleeps_between(before: RankSnapshot, after: RankSnapshot, elapsed_s: float)
 
 
 def _waits_between(before: RankSnapshot, after: RankSnapshot, elapsed_s: float) -> bool:
-    """Return whether a timed wait for a lock, event or queue has ended, and the rank waits again on the same line.
+    """Return whether a timed wait has ended, and the rank waits again on the same line.
 
-    The rank may have written a few bytes in between, such as a log line for each attempt, but only in the training
-    thread: a thread that fills the queue transfers bytes too.
+    It waits for a lock, event or queue, or for data from a process of the job. The rank may have written a few bytes in
+    between, such as a log line for each attempt, but only in the training thread: a thread that fills the queue
+    transfers bytes too.
     """
     earlier, later = (task_of(snapshot, rank_stack(snapshot)) for snapshot in (before, after))
     if earlier is None or later is None or leaf(before) != leaf(after):
         return False
     ends_s = [task.wakes_at_s if task.syscall == "futex" and task.timed else None for task in (earlier, later)]
-    if ends_s[0] is None or ends_s[1] is None or ends_s[0] >= ends_s[1]:
+    is_next_wait = ends_s[0] is not None and ends_s[1] is not None and ends_s[0] < ends_s[1]
+    is_next_poll = earlier.target == later.target and _polls_job(before) and _polls_job(after)
+    if not is_next_wait and not (is_next_poll and _reads_nothing(before, after)):
         return False
     others_bytes = [_bytes_of_other_threads(snapshot, later.tid) for snapshot in (before, after)]
     return others_bytes[0] == others_bytes[1] and _only_trickles(before, after, elapsed_s)
+
+
+def _polls_job(snapshot: RankSnapshot) -> bool:
+    """Return whether the training thread waits with a time limit for data that only processes of the job can send.
+
+    The result is False if it is unknown how many bytes the connection has received, and if another thread of the rank
+    could write to the pipe. A poll without descriptors only waits for its time limit.
+    """
+    task = task_of(snapshot, rank_stack(snapshot))
+    if task is None or snapshot.process is None or task.syscall not in POLLS or not task.timed:
+        return False
+    if task.target.startswith("pipe:["):
+        family = {snapshot.pid, *(child.pid for child in snapshot.children)}
+        holders = set(task.held_by or ())
+        return bool(holders) and holders <= family and not (snapshot.pid in holders and _has_active_thread(snapshot))
+    if task.target.startswith("socket:["):
+        ends = (end for end in snapshot.process.sockets if f"socket:[{end.inode}]" == task.target)
+        return any(end.in_job and end.received_bytes is not None for end in ends)
+    return task.fd is None and not task.target
+
+
+def _has_active_thread(snapshot: RankSnapshot) -> bool:
+    """Return whether another Python thread of the rank does anything but wait for a lock without a time limit."""
+    tasks = {task.tid: task for task in snapshot.process.tasks} if snapshot.process else {}
+    training = rank_stack(snapshot)
+    others = [stack for stack in snapshot.stacks if stack is not training and stack.frames and not is_poller(stack)]
+    blocked = (
+        (task := tasks.get(stack.tid or 0)) and task.syscall == "futex" and task.timed is False for stack in others
+    )
+    return not all(blocked)
+
+
+def _reads_nothing(before: RankSnapshot, after: RankSnapshot) -> bool:
+    """Return whether the training thread read no bytes between the snapshots. False if this is unknown."""
+    tasks = [task_of(snapshot, rank_stack(snapshot)) for snapshot in (before, after)]
+    reads = [task.read_bytes if task else None for task in tasks]
+    return None not in reads and reads[0] == reads[1]
 
 
 def _bytes_of_other_threads(snapshot: RankSnapshot, tid: int) -> dict[int, int | None]:
@@ -114,6 +157,19 @@ def sleep_end_s(snapshot: RankSnapshot) -> float | None:
     """
     task = task_of(snapshot, rank_stack(snapshot))
     return task.wakes_at_s if task and task.syscall in SLEEPS else None
+
+
+def latest_end_s(snapshot: RankSnapshot, at_s: float) -> float | None:
+    """Return the time at which the training thread's timed wait ends at the latest, or None if it is in none.
+
+    `at_s` is the time of the snapshot. The kernel shows how long a poll lasts, but not when it began.
+    """
+    task = task_of(snapshot, rank_stack(snapshot))
+    if task is None or not task.timed:
+        return None
+    if task.syscall in POLLS:
+        return None if task.timeout_s is None else at_s + task.timeout_s
+    return task.wakes_at_s if task.syscall in SLEEPS or task.syscall == "futex" else None
 
 
 def _streams(before: RankSnapshot, after: RankSnapshot, elapsed_s: float) -> bool:
@@ -231,9 +287,12 @@ def _transferred_bytes(before: RankSnapshot, after: RankSnapshot) -> int | None:
 
 
 def leaf(snapshot: RankSnapshot) -> Frame | None:
-    """Return the innermost frame of the rank's training thread, or None if it is unknown."""
+    """Return the innermost frame of the rank's training thread, or None if it is unknown.
+
+    Frames of nsa-harness's instrumentation are skipped.
+    """
     stack = rank_stack(snapshot)
-    return stack.frames[0] if stack and stack.frames else None
+    return next((frame for frame in stack.frames if not in_probe(frame.file)), None) if stack else None
 
 
 def rank_stack(snapshot: RankSnapshot) -> Stack | None:

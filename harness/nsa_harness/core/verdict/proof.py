@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from nsa_harness.core.evidence.evidence import ChildSample, Sample, Snapshot
 from nsa_harness.core.plan import Limits
 from nsa_harness.core.report import HangKind
-from nsa_harness.core.verdict.motion import Motion, leaf, sleep_end_s
+from nsa_harness.core.verdict.motion import Motion, latest_end_s, leaf
 from nsa_harness.core.verdict.wait import Wait, WaitKind
 from nsa_harness.core.verdict.wait_graph import WaitGraph, wait_graph_between
 
@@ -21,6 +21,7 @@ LONG_LOOP_SAMPLES = 60
 LONG_LOOP_LINES = 16
 LONG_LOOP_USER_LINES = 8
 LONG_LOOP_FACTOR = 2
+POLLED = frozenset({WaitKind.SLEEP, WaitKind.LOCK, WaitKind.IO})
 _LOOPS = frozenset({WaitKind.COMPUTE, WaitKind.COMPILE})
 Computation = Sequence[Sample] | Sequence[ChildSample]  # samples of one process, oldest first
 
@@ -142,13 +143,16 @@ class StallEpisode:
         return self.snapshots[-1].at_s - max([self.last_progress_s, *times])
 
     def is_polling(self, root: Wait) -> bool:
-        """Return whether the rank is in a polling loop, in which it wakes up and sleeps again on the same line."""
-        own = (rank for snapshot in self.snapshots for rank in snapshot.ranks if rank.rank == root.rank)
-        sleeps = [(leaf(rank), sleep_end_s(rank)) for rank in own]
-        sleeps += [(sample.leaf, sample.wakes_at_s) for sample in self.samples if sample.rank == root.rank]
+        """Return whether the rank is in a polling loop, in which a sleep or a timed wait ends and the rank is in
+        another one on the same line.
+        """
+        own = ((snapshot, rank) for snapshot in self.snapshots for rank in snapshot.ranks if rank.rank == root.rank)
+        waits = [(leaf(rank), latest_end_s(rank, snapshot.at_s)) for snapshot, rank in own]
+        is_timed = bool(waits) and waits[-1][1] is not None
+        waits += [(sample.leaf, sample.wakes_at_s) for sample in self.samples if sample.rank == root.rank]
         now_s = self.snapshots[-1].at_s
-        has_ended = (line == root.leaf and end_s is not None and end_s < now_s for line, end_s in sleeps)
-        return root.kind is WaitKind.SLEEP and any(has_ended)
+        has_ended = (line == root.leaf and end_s is not None and end_s < now_s for line, end_s in waits)
+        return root.kind in POLLED and is_timed and any(has_ended)
 
     def _may_be_answered(self, root: Wait) -> bool:
         return self.is_attended and bool(root.debugger)
@@ -161,7 +165,7 @@ class StallEpisode:
         if root.until_s is None:
             return False
         in_time = self.limits.deadline_s is None or root.until_s <= self.limits.deadline_s
-        return in_time and not self.is_polling(root)
+        return in_time and not (root.kind is WaitKind.SLEEP and self.is_polling(root))
 
 
 def computations(root: Wait, samples: Sequence[Sample]) -> tuple[Computation, ...]:

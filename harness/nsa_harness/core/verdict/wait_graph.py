@@ -30,10 +30,11 @@ from nsa_harness.core.verdict.motion import (
     BUSY_SHARE,
     STARVED_SHARE,
     Motion,
+    latest_end_s,
+    leaf,
     motion,
     only_another_line,
     rank_stack,
-    sleep_end_s,
     task_of,
     thread_cpu_s,
 )
@@ -116,7 +117,7 @@ def _wait(
         **vars(state),
         rank=rank.rank,
         blocked_in=_blocked_in(rank, stack, state),
-        leaf=frames[0] if frames else None,
+        leaf=leaf(rank),
         user_frame=user_frame(frames),
         in_backward=in_function(frames, "torch/autograd/graph.py") is not None,
         debugger=debugger(frames) if state.kind in _AT_A_PROMPT else "",
@@ -132,7 +133,10 @@ def _motion_in_wait(host: WaitState, *, works: bool) -> Motion:
     """Return the motion of a waiting rank, which is MOVING if a busy thread of the rank could end the wait."""
     if host.motion in (Motion.MOVING, Motion.BURNING):
         return host.motion
-    return Motion.MOVING if works and host.kind in (WaitKind.LOCK, WaitKind.UNKNOWN) else Motion.WAITING
+    may_end = host.kind in (WaitKind.LOCK, WaitKind.UNKNOWN) or (
+        host.kind in (WaitKind.SLEEP, WaitKind.IO) and not host.is_closed
+    )
+    return Motion.MOVING if works and may_end else Motion.WAITING
 
 
 def _works(before: RankSnapshot | None, rank: RankSnapshot, elapsed_s: float) -> bool:
@@ -254,11 +258,11 @@ def _sample(
         rank=rank.rank,
         at_s=at_s,
         motion=str(wait.motion) if wait else "unseen",
-        leaf=frames[0] if frames else None,
+        leaf=leaf(rank),
         user_frame=user_frame(frames),
         cpu_s=rank.process.cpu_s if rank.process else None,
         only_line_changed=moves and earlier is not None and only_another_line(earlier, rank, elapsed_s),
-        wakes_at_s=sleep_end_s(rank),
+        wakes_at_s=latest_end_s(rank, at_s),
         child_samples=tuple(
             ChildSample(pid=child.pid, leaf=child.leaf, user_frame=child.user_frame) for child in wait.computing
         )

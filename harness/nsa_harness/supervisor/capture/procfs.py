@@ -129,8 +129,15 @@ def io_bytes(pid: int) -> int | None:
 
 def task_io_bytes(pid: int, tid: int) -> int | None:
     """Return the number of bytes that a thread has read and written, or None if they are unreadable."""
+    return _read_and_total_bytes(pid, tid)[1]
+
+
+def _read_and_total_bytes(pid: int, tid: int) -> tuple[int | None, int | None]:
+    """Return the bytes that a thread has read, and those that it has read and written, or None if unreadable."""
     counters = kernel_fields(f"/proc/{pid}/task/{tid}/io")
-    return int(counters["rchar"]) + int(counters["wchar"]) if "wchar" in counters else None
+    if "wchar" not in counters:
+        return None, None
+    return int(counters["rchar"]), int(counters["rchar"]) + int(counters["wchar"])
 
 
 _LAST_RUN_FIELD = "se.exec_start"  # field of /proc/PID/task/TID/sched, in milliseconds; some kernels lack it
@@ -237,6 +244,7 @@ def _tasks(pid: int, origin_ns: int) -> Iterator[Task]:
         stat = read_stat(pid, tid)
         if stat is None:
             continue
+        read_bytes, io_bytes = _read_and_total_bytes(pid, tid)
         task = Task(
             tid=tid,
             comm=stat.command,
@@ -246,7 +254,8 @@ def _tasks(pid: int, origin_ns: int) -> Iterator[Task]:
             wakes_at_s=None,
             timed=None,
             cpu_s=stat.cpu_s,
-            io_bytes=task_io_bytes(pid, tid),
+            io_bytes=io_bytes,
+            read_bytes=read_bytes,
             idle_s=idle_s(pid, tid) if tid == pid else None,
         )
         yield with_system_call(task, pid, origin_ns)

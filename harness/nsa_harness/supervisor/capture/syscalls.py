@@ -61,7 +61,16 @@ def with_system_call(task: Task, pid: int, origin_ns: int) -> Task:
     fd = _descriptor(pid, name, arguments)
     target = _target(pid, name, arguments, fd)
     held_by = _children(pid, name, arguments)
-    return replace(task, syscall=name, timed=has_timeout, wakes_at_s=wakes_at_s, fd=fd, target=target, held_by=held_by)
+    return replace(
+        task,
+        syscall=name,
+        timed=has_timeout,
+        wakes_at_s=wakes_at_s,
+        timeout_s=_poll_limit_s(pid, name, arguments) if has_timeout else None,
+        fd=fd,
+        target=target,
+        held_by=held_by,
+    )
 
 
 def _target(pid: int, name: str, arguments: tuple[int, ...], fd: int | None) -> str:
@@ -194,6 +203,19 @@ def _timeout(pid: int, name: str, arguments: tuple[int, ...], origin_ns: int) ->
     if name in ("select", "pselect6", "ppoll"):
         return arguments[2 if name == "ppoll" else 4] != 0, None
     return False, None
+
+
+def _poll_limit_s(pid: int, name: str, arguments: tuple[int, ...]) -> float | None:
+    """Return the time limit of a poll or select in seconds, or None if it is unreadable."""
+    if name == "poll":
+        return (arguments[2] & 0xFFFFFFFF) / 1e3
+    if name not in ("ppoll", "select", "pselect6"):
+        return None
+    data = _read_memory(pid, arguments[2 if name == "ppoll" else 4], _TIMESPEC.size)
+    if len(data) < _TIMESPEC.size:
+        return None
+    seconds, fraction = _TIMESPEC.unpack(data)
+    return float(seconds) + float(fraction) / (1e6 if name == "select" else 1e9)  # a timeval has microseconds
 
 
 def _futex_timeout(pid: int, arguments: tuple[int, ...], origin_ns: int) -> tuple[bool | None, float | None]:

@@ -282,7 +282,9 @@ def blocked_io(context: DiagnosisContext, root: Wait, ranks: tuple[int, ...]) ->
 @rule_if(root_where(lambda root: root.kind in (WaitKind.COMPUTE, WaitKind.COMPILE) or bool(root.computing)))
 def infinite_loop(context: DiagnosisContext, root: Wait, ranks: tuple[int, ...]) -> Explanation:
     """Explain a hang in which a rank computes indefinitely, or waits for a thread or process that does."""
-    child = root.computing[0] if root.computing else None
+    child, place = root.computing[0] if root.computing else None, loop_place(context, root)
+    lines = loop_lines(root, context.evidence.samples)
+    own_lines = {line for file, line in lines if place is not None and file == place.file}
     return Explanation(
         cause=Cause.INFINITE_LOOP,
         evidence=EvidenceKind.SAMPLES,
@@ -293,10 +295,10 @@ def infinite_loop(context: DiagnosisContext, root: Wait, ranks: tuple[int, ...])
             "computing": {"pid": child.pid, "thread": child.thread} if child else None,
             "loads_data": root.kind is WaitKind.LOADER,
             "others_computing": max(len(root.computing) - 1, 0),
-            "lines": sorted({line for _, line in loop_lines(root, context.evidence.samples)}),
+            "lines": sorted(own_lines or {line for _, line in lines}),
         },
         ranks=ranks,
-        place=loop_place(context, root),
+        place=place,
         proof=dump_proof(context, root),
     )
 

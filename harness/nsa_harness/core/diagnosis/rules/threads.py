@@ -32,7 +32,7 @@ from nsa_harness.core.evidence.stacks import (
 )
 from nsa_harness.core.report import Facts, HangKind, Place
 from nsa_harness.core.verdict.motion import rank_stack
-from nsa_harness.core.verdict.proof import LOOP_SAMPLES, loop_lines
+from nsa_harness.core.verdict.proof import LOOP_SAMPLES, POLLED, loop_lines
 from nsa_harness.core.verdict.wait import Wait, WaitKind
 
 # Functions in which a thread waits for another thread to end or to return a result, by file.
@@ -131,10 +131,11 @@ def pool_worker_lost(context: DiagnosisContext) -> Explanation | None:
     )
 
 
-@rule_if(root_where(lambda root: root.kind is WaitKind.SLEEP))
+@rule_if(root_where(lambda root: root.kind in POLLED))
 def livelock(context: DiagnosisContext, root: Wait, ranks: tuple[int, ...]) -> Explanation | None:
-    """Explain a hang in which a rank repeatedly polls on one line and sleeps in between."""
-    if context.judgement.proof is None or context.judgement.proof.kind is not HangKind.LIVELOCK:
+    """Explain a hang in which a rank repeatedly polls on one line, with a sleep or with a time limit for each wait."""
+    proof = context.judgement.proof
+    if proof is None or proof.kind is not HangKind.LIVELOCK or (proof.is_closed and root.kind is not WaitKind.SLEEP):
         return None
     return Explanation(
         cause=Cause.LIVELOCK,
