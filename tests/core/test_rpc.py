@@ -6,10 +6,26 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from builders import IN_LOCK, SITE, case, diagnose, frame, process, rank_snapshot, snapshot, stack, stalled, task, twice
+from builders import (
+    IN_LOCK,
+    SITE,
+    case,
+    collective,
+    diagnose,
+    frame,
+    process,
+    rank_snapshot,
+    snapshot,
+    stack,
+    stalled,
+    task,
+    twice,
+)
 
 from nsa_harness.core.evidence.evidence import RankSnapshot, Source, Stack
+from nsa_harness.core.report import Status
 from nsa_harness.core.verdict.motion import Motion
+from nsa_harness.core.verdict.rpc_waits import remote_call
 from nsa_harness.core.verdict.verdict import judge
 from nsa_harness.core.verdict.wait import Wait, WaitKind
 from nsa_harness.core.verdict.wait_graph import wait_graph_between
@@ -47,6 +63,52 @@ CROSSED = (member(0, handler(201)), member(1, handler(202)))
 def waits(*ranks: RankSnapshot, before: tuple[RankSnapshot, ...] = ()) -> tuple[Wait, ...]:
     looks = (snapshot(1, 18.0, *before), snapshot(2, 20.0, *ranks)) if before else twice(*ranks)
     return wait_graph_between(*looks, (), "gloo").waits
+
+
+TO_HERE = (
+    "std::condition_variable::wait (libstdc++.so.6)",
+    "torch::distributed::rpc::PyRRef::toHere (libtorch_python.so)",
+)
+CALL = frame(21, function="call")
+
+
+@pytest.mark.parametrize(("native", "call"), [(FUTURE, "Future.wait"), (TO_HERE, "to_here")])
+def test_a_future_and_a_remote_reference_are_waited_for_like_the_answer_of_rpc_sync(
+    native: tuple[str, ...], call: str
+) -> None:
+    ranks = [
+        replace(one, stacks=(replace(stack(CALL, ASKS, tid=one.pid), native=native), *one.stacks[1:]))
+        for one in CROSSED
+    ]
+    assert [(one.kind, one.peers, one.is_closed, one.blocked_in) for one in waits(*ranks)] == [
+        (WaitKind.RPC, (1,), True, call),
+        (WaitKind.RPC, (0,), True, call),
+    ]
+    seen = stalled(*ranks, sources=SOURCES)
+    found = diagnose(seen, judge(seen)).findings[0]
+    assert (found.code, found.facts["callers"][0]["call"]) == ("rpc_deadlock", call)
+
+
+def test_a_future_is_no_remote_call_without_rpc_or_while_a_collective_is_pending() -> None:
+    (training,) = member(0).stacks
+    waiting = replace(member(0), stacks=(replace(training, frames=(CALL,)),))
+    assert remote_call(waiting, waiting.stacks[0]) == "Future.wait"
+    pending = replace(waiting, collectives=(collective(),))
+    assert remote_call(pending, waiting.stacks[0]) == ""
+    without_rpc = replace(waiting, process=process())
+    assert remote_call(without_rpc, waiting.stacks[0]) == ""
+
+
+def test_the_end_of_the_sleep_of_a_handler_is_waited_for() -> None:
+    sleeping = {"syscall": "clock_nanosleep", "timed": True, "wakes_at_s": 44.0}
+    assert waits(member(0), member(1, handler(202, native=()), main=(SHUTDOWN,), **sleeping))[0].until_s == 44.0
+
+
+def test_a_handler_that_reads_is_not_said_to_wait_for_a_lock() -> None:
+    reads = member(1, handler(202, native=()), main=(SHUTDOWN,), syscall="read", target="/data")
+    seen = stalled(member(0), reads, at_s=400.0)
+    assert judge(seen).status is Status.HANG
+    assert all(one.code != "rpc_deadlock" for one in diagnose(seen, judge(seen)).findings)
 
 
 def test_ranks_whose_handlers_wait_for_locks_of_waiting_callers_wait_for_each_other_for_ever() -> None:

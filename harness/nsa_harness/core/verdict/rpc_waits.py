@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from nsa_harness.core.evidence.evidence import RankSnapshot, Stack
-from nsa_harness.core.evidence.stacks import group_call, rpc_call, serves_rpc
+from nsa_harness.core.evidence.stacks import NativeWait, group_call, native_wait, rpc_call, serves_rpc
 from nsa_harness.core.verdict.group_waits import JobState
-from nsa_harness.core.verdict.host_waits import lock_is_closed
-from nsa_harness.core.verdict.motion import STARVED_SHARE, Motion
+from nsa_harness.core.verdict.host_waits import POLLING_WAKES, lock_is_closed
+from nsa_harness.core.verdict.motion import SLEEPS, STARVED_SHARE, Motion, task_of
 from nsa_harness.core.verdict.wait import WaitKind, WaitState
 
 
@@ -22,17 +22,40 @@ def rpc_wait(
     """Return the rank's wait for the answer of a remote call, or None if its thread with the stack `stack` is in none.
 
     The wait is closed if handlers are at work and all of them are blocked: in remote calls, or in locks that no thread
-    of their process can release before its own remote call returns. It is MOVING if a handler uses CPU time. `earlier`
-    are the ranks in the snapshot before, `elapsed_s` earlier.
+    of their process can release before its own remote call returns. It is MOVING if a handler uses CPU time. If a
+    handler sleeps, the wait lasts at least until the end of its sleep. `earlier` are the ranks in the snapshot before,
+    `elapsed_s` earlier.
     """
-    if stack is None or not rpc_call(stack.frames):
+    if stack is None or not remote_call(rank, stack):
         return None
     at_work = list(handlers(job.living))
     is_closed = bool(at_work) and all(_is_blocked(peer, handler) for peer, handler in at_work)
     works = any(_computes(earlier.get(peer.rank), peer, handler, elapsed_s) for peer, handler in at_work)
     peers = tuple(sorted({peer.rank for peer, _ in at_work} - {rank.rank})) or job.others(rank.rank)
     motion = Motion.MOVING if works else Motion.WAITING
-    return WaitState(kind=WaitKind.RPC, motion=motion, peers=peers, is_closed=is_closed)
+    tasks = (task_of(peer, handler) for peer, handler in at_work)
+    ends_s = [task.wakes_at_s for task in tasks if task and task.syscall in SLEEPS and task.wake_count < POLLING_WAKES]
+    until_s = max((end_s for end_s in ends_s if end_s is not None), default=None)
+    return WaitState(kind=WaitKind.RPC, motion=motion, peers=peers, is_closed=is_closed, until_s=until_s)
+
+
+_AGENT_THREADS = "TP_"  # TensorPipe, which transports remote calls
+_REMOTE_REFERENCE = "torch::distributed::rpc::PyRRef::"
+
+
+def remote_call(rank: RankSnapshot, stack: Stack) -> str:
+    """Return the function in which a thread of the rank waits for the answer of a remote call, or "" if it is in none.
+
+    A future of torch in a process that uses RPC counts as a remote call that was made with `rpc_async`, unless a
+    collective of the rank is pending, which may complete the future.
+    """
+    if call := rpc_call(stack.frames):
+        return call
+    if any(_REMOTE_REFERENCE in function for function in stack.native):
+        return "to_here"
+    uses_rpc = rank.process is not None and any(task.comm.startswith(_AGENT_THREADS) for task in rank.process.tasks)
+    is_pending = any(not collective.retired for collective in rank.collectives)
+    return "Future.wait" if uses_rpc and not is_pending and native_wait(stack) is NativeWait.FUTURE else ""
 
 
 def handlers(ranks: Mapping[int, RankSnapshot]) -> Iterator[tuple[RankSnapshot, Stack]]:
@@ -41,9 +64,9 @@ def handlers(ranks: Mapping[int, RankSnapshot]) -> Iterator[tuple[RankSnapshot, 
 
 
 def _is_blocked(rank: RankSnapshot, handler: Stack) -> bool:
-    if rpc_call(handler.frames):
+    if remote_call(rank, handler):
         return True
-    idle = [stack for stack in rank.stacks if rpc_call(stack.frames) or group_call(stack.frames)]
+    idle = [stack for stack in rank.stacks if remote_call(rank, stack) or group_call(stack.frames)]
     return rank.process is not None and lock_is_closed(rank.process, rank.stacks, handler, idle)
 
 

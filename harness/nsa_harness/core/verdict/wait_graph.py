@@ -38,7 +38,7 @@ from nsa_harness.core.verdict.motion import (
     task_of,
     thread_cpu_s,
 )
-from nsa_harness.core.verdict.rpc_waits import rpc_wait
+from nsa_harness.core.verdict.rpc_waits import remote_call, rpc_wait
 from nsa_harness.core.verdict.wait import KIND_OF_MOTION, Wait, WaitKind, WaitState
 
 
@@ -199,6 +199,8 @@ RANK_WAITS = (
 def _blocked_in(rank: RankSnapshot, stack: Stack | None, state: WaitState) -> str:
     """Return a phrase for the operation in which a rank is blocked, such as "all_reduce #14" or "a sleep in load"."""
     frames = stack.frames if stack else ()
+    if state.kind is WaitKind.RPC and stack is not None:
+        return remote_call(rank, stack)
     if state.kind in RANK_WAITS:
         return _group_wait_text(state, stack, rank.status_file)
     task, user = task_of(rank, stack), user_frame(frames)

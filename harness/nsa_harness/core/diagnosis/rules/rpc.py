@@ -7,10 +7,10 @@ from nsa_harness.core.diagnosis.confidence import EvidenceKind
 from nsa_harness.core.diagnosis.context import DiagnosisContext, place_of, ranks_by_facts
 from nsa_harness.core.diagnosis.explanation import Explanation, rule_if
 from nsa_harness.core.evidence.evidence import RankSnapshot, Stack
-from nsa_harness.core.evidence.stacks import rpc_call, user_frame
+from nsa_harness.core.evidence.stacks import user_frame
 from nsa_harness.core.report import Facts, Status
-from nsa_harness.core.verdict.motion import rank_stack
-from nsa_harness.core.verdict.rpc_waits import handlers
+from nsa_harness.core.verdict.motion import rank_stack, task_of
+from nsa_harness.core.verdict.rpc_waits import handlers, remote_call
 
 _Threads = list[tuple[RankSnapshot, Stack]]
 
@@ -18,14 +18,17 @@ _Threads = list[tuple[RankSnapshot, Stack]]
 def _blocked_calls(context: DiagnosisContext) -> tuple[_Threads, _Threads] | None:
     """Find the threads that wait for the answer of a remote call, and the threads that serve a remote call.
 
-    Return None if the run does not hang, or if one of the two does not exist.
+    Return None if the run does not hang, if one of the two does not exist, or if the function that serves a call does
+    anything but wait for a lock or for another call.
     """
     if context.judgement.status is not Status.HANG:
         return None
     ranks = context.last_snapshot
-    callers = [(rank, stack) for rank in ranks.values() for stack in rank.stacks if rpc_call(stack.frames)]
+    callers = [(rank, stack) for rank in ranks.values() for stack in rank.stacks if remote_call(rank, stack)]
     serving = list(handlers(ranks))
-    return (callers, serving) if callers and serving else None
+    tasks = (task_of(rank, stack) for rank, stack in serving)
+    may_answer = any(task is not None and task.syscall not in ("", "futex") for task in tasks)
+    return (callers, serving) if callers and serving and not may_answer else None
 
 
 @rule_if(_blocked_calls)
@@ -41,7 +44,7 @@ def rpc_deadlock(context: DiagnosisContext, callers: _Threads, serving: _Threads
         cause=Cause.RPC_DEADLOCK,
         evidence=EvidenceKind.CLOSED if is_proven else EvidenceKind.STACKS,
         facts={
-            "callers": ranks_by_facts((rank.rank, _caller_facts(context, stack)) for rank, stack in holders),
+            "callers": ranks_by_facts((rank.rank, _caller_facts(context, rank, stack)) for rank, stack in holders),
             "handlers": ranks_by_facts((rank, facts) for (rank, _), facts in facts_of.items()),
         },
         ranks=tuple(sorted({rank.rank for rank, _ in holders})),
@@ -50,8 +53,8 @@ def rpc_deadlock(context: DiagnosisContext, callers: _Threads, serving: _Threads
     )
 
 
-def _caller_facts(context: DiagnosisContext, stack: Stack) -> Facts:
-    return {"call": rpc_call(stack.frames), "line": place_of(context, None, user_frame(stack.frames))}
+def _caller_facts(context: DiagnosisContext, rank: RankSnapshot, stack: Stack) -> Facts:
+    return {"call": remote_call(rank, stack), "line": place_of(context, None, user_frame(stack.frames))}
 
 
 def _handler_facts(context: DiagnosisContext, rank: RankSnapshot, stack: Stack) -> Facts:
@@ -61,14 +64,14 @@ def _handler_facts(context: DiagnosisContext, rank: RankSnapshot, stack: Stack) 
     waits. `thread` is "" for the training thread. `calls`: the remote call in which the handler itself waits.
     """
     frame = user_frame(stack.frames)
-    owners = [other for other in rank.stacks if other is not stack and rpc_call(other.frames)]
+    owners = [other for other in rank.stacks if other is not stack and remote_call(rank, other)]
     takers = ((other, context.program.lock_taken_by(frame, other.frames)) for other in owners if frame)
     owner, taken_at = next(((other, place) for other, place in takers if place), (None, None))
     is_training = owner is not None and owner == rank_stack(rank)
     return {
         "function": frame.function if frame else "",
         "line": place_of(context, None, frame),
-        "calls": rpc_call(stack.frames),
+        "calls": remote_call(rank, stack),
         "lock_taken_at": taken_at,
         "thread": "" if owner is None or is_training else owner.thread or str(owner.tid),
     }
