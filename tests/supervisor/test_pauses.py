@@ -16,6 +16,7 @@ from builders import board, call, frame, mark, process, rank_snapshot, stack, ta
 
 from nsa_harness.core.evidence.evidence import Ending, RankSnapshot, Snapshot, StatusFile
 from nsa_harness.core.plan import Limits
+from nsa_harness.core.report import Trouble
 from nsa_harness.core.verdict.limits import has_started, last_progress_s
 from nsa_harness.supervisor.observe.observed_job import ObservedJob
 from nsa_harness.supervisor.storage.rundir import AttemptDir
@@ -287,6 +288,21 @@ RUNS_ON = board(mark("forward", at_s=30.0))
 INTERRUPTED = board(mark("raised", at_s=31.0), ended_by_exception=True)
 EXITS = board(mark("exit", at_s=31.0))
 DESTROYS = board(mark("collective", at_s=31.0), calls=(call(2, "destroy_process_group", left_s=None),))
+
+
+@pytest.mark.parametrize(
+    ("ending", "ranks"), [(Ending.EXITED, [7]), (Ending.DEADLINE, [0, 7])], ids=["exited", "ended by us"]
+)
+def test_a_recorder_that_was_refused_is_no_gap_of_a_run_that_has_exited(
+    ending: Ending, ranks: list[int], tmp_path: Path
+) -> None:
+    job = Job(path=tmp_path, later=RUNS_ON)
+    job.runs(0.0, 1.0)
+    refused = [Trouble(what="flight recorder", why="worker server: 404", rank=rank) for rank in (0, 7)]
+    job.watch.ranks.sampler.trouble[:] = refused  # only rank 0 has a status file
+    job.watch.close(ending)
+    records = [json.loads(line) for line in (tmp_path / "watch.jsonl").read_text().splitlines()]
+    assert [record["rank"] for record in records if record["event"] == "trouble"] == ranks
 
 
 def test_a_job_that_runs_on_after_a_proof_takes_it_back(tmp_path: Path) -> None:
