@@ -74,11 +74,25 @@ def test_a_program_that_started_the_ranks_itself_vouches_for_none_of_them() -> N
     assert judge(reached_its_end).pass_reason == "the command ended with exit code 0; exit of rank 1 not seen"
 
 
-def test_a_command_that_had_no_rank_says_so() -> None:
+def test_a_watched_command_that_had_no_rank_says_so() -> None:
     assert (
-        judge(evidence(rank_evidence(0, pid=None))).pass_reason
+        judge(evidence(rank_evidence(0, pid=None), is_observed=True)).pass_reason
         == "the command ended with exit code 0; no rank was seen"
     )
+
+
+def test_a_launch_of_which_a_rank_was_never_seen_does_not_pass() -> None:
+    judgement = judge(evidence(left(0), rank_evidence(1, pid=None)))
+    assert (judgement.status, judgement.error) == (
+        Status.ERROR,
+        "the command ended with exit code 0, but no process of rank 1 was seen",
+    )
+
+
+@pytest.mark.parametrize(("uncaught", "verdict"), [(True, Status.FAIL), (False, Status.PASS)])
+def test_a_rank_whose_atexit_handler_hides_an_uncaught_exception_fails(uncaught: bool, verdict: Status) -> None:
+    error = raised(1, "ValueError", "loss is nan", is_uncaught=uncaught)
+    assert judge(evidence(left(0), left(1, exception=error))).status is verdict
 
 
 # Not judged is ERROR, never PASS and never FAIL.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from pathlib import Path
@@ -42,6 +43,28 @@ def test_the_exception_that_ends_a_program_is_written_down_with_its_frames(tmp_p
     assert board.exit_s is not None
     assert abs(raised["at_ns"] / 1e9 - board.exit_s) < 60
     assert not list((tmp_path / "boards").glob("*.new"))
+
+
+# The first exception is only shown; the program goes on. The second ends it, but its exit code is 0.
+HIDES = """
+import atexit, os, sys
+try:
+    1 / 0
+except ZeroDivisionError:
+    sys.excepthook(*sys.exc_info())
+print(open(sys.argv[1] + f"/{os.getpid()}.raised.json").read(), flush=True)
+atexit.register(os._exit, 0)
+raise ValueError("loss is nan")
+"""
+
+
+def test_an_exception_is_called_uncaught_only_if_the_interpreter_found_no_handler(tmp_path: Path) -> None:
+    boards = tmp_path / "boards"
+    (rank,) = run_ranks(1, "-c", HIDES, str(boards), boards=boards)
+    raised = Boards(boards).json(protocol.RAISED, rank.pid)
+    assert (rank.status, raised["type"], raised["is_uncaught"]) == (0, "ValueError", True)
+    shown = json.loads(rank.out)
+    assert (shown["type"], shown["is_uncaught"]) == ("ZeroDivisionError", False)
 
 
 CHAINED = """

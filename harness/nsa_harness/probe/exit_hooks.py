@@ -126,6 +126,8 @@ class ExitEvidence:
         self._status_file.write_event(self._status_file.event_code("raised", record["type"]))
         self._status_file.write_end(protocol.END_RAISED)
         record.update(at_ns=time.monotonic_ns() if at_ns is None else at_ns, hints=[], chain=[])
+        # Only the interpreter stores an exception here. A program that calls sys.excepthook itself may go on.
+        record.update(is_uncaught=getattr(sys, "last_value", None) is error)
         self._trouble.attempt("exception chain", lambda: record.update(chain=_chain(error)))
         self._trouble.attempt("exception hints", lambda: record.update(hints=self._hints(error, traceback)))
         path = os.path.join(self._directory, protocol.RAISED.format(pid=self._pid))

@@ -410,6 +410,7 @@ class RaisedException:
     proof: str  # file that shows the exception, relative to the attempt's directory
     hints: tuple[Hint, ...] = ()
     chain: tuple[EarlierError, ...] = ()  # the exceptions that preceded it, the nearest first
+    is_uncaught: bool = False  # the interpreter reported it as uncaught; False = unknown
 
 
 @stored_as(is_recomputation="recomputed")

@@ -251,7 +251,7 @@ def pass_reason(evidence: Evidence) -> str | None:
 
     The evidence is the exit code of each rank, or the exit code of a launcher that exits with 0 only if every rank did.
     Other launchers may hide the error of a rank. Under such a launcher, a rank with an unknown exit ended well if its
-    interpreter exited normally.
+    interpreter exited normally. A rank of which no process was seen may never have run.
     """
     unseen, launcher = _ranks_without_good_end(evidence), evidence.launcher
     if evidence.ending is Ending.EXITED and (launcher is None or launcher.status is None or launcher.during_teardown):
@@ -259,6 +259,8 @@ def pass_reason(evidence: Evidence) -> str | None:
     if evidence.ranks and not unseen:
         return "every rank ended with exit code 0"
     if launcher is None or launcher.status != 0:
+        return None
+    if not evidence.is_observed and _ranks_without_process(evidence):
         return None
     if not any(rank.pid for rank in evidence.ranks):
         return "the command ended with exit code 0; no rank was seen"
@@ -275,10 +277,16 @@ def _ranks_without_good_end(evidence: Evidence) -> list[RankEvidence]:
     return [rank for rank in evidence.ranks if rank.exit is None or rank.exit.status != 0 or rank.exit.during_teardown]
 
 
+def _ranks_without_process(evidence: Evidence) -> list[RankEvidence]:
+    return [rank for rank in evidence.ranks if not (rank.pid or rank.exit or rank.status_file)]
+
+
 def _unseen_end_text(evidence: Evidence) -> str:
     launcher, unseen = evidence.launcher, _ranks_without_good_end(evidence)
     if launcher is None or launcher.status is None or launcher.during_teardown or not unseen:
         return "nobody saw how the run ended: the record of its processes is missing"
+    if missing := _ranks_without_process(evidence):
+        return f"the command {exit_text(launcher.status)}, but no process of {_ranks(missing)} was seen"
     return f"the command {exit_text(launcher.status)}, and nobody saw how {_ranks(unseen)} ended"
 
 
@@ -427,9 +435,9 @@ def _ended_by(exception: RaisedException, exit: Exit | None) -> bool:
     """Return whether the exception ended the rank.
 
     A rank may also have caught an exception that it printed. If a signal killed the rank, an exception that is only
-    known from the log does not count.
+    known from the log does not count. After an uncaught exception, an atexit handler may still exit with code 0.
     """
-    if exit is None:
+    if exit is None or exception.is_uncaught:
         return True
     printed_only = exception.at_s is None and exit.status is not None and exit.status < 0
     return exit.status != 0 and not exit.during_teardown and not printed_only

@@ -152,6 +152,7 @@ def raised_exception(rank: int, record: dict[str, Any], origin_ns: int) -> Raise
         proof=f"rank{rank}/raised.json",
         hints=tuple(_hint(hint) for hint in record.get("hints", ())[:_MAX_HINTS] if isinstance(hint, dict)),
         chain=tuple(earlier),
+        is_uncaught=bool(record.get("is_uncaught")),
     )
     return with_passed_on_errors(exception)
 
