@@ -459,6 +459,7 @@ class RankEvidence:
     memory: tuple[MemoryAtEvent, ...] = ()  # memory that the rank reported at boot, in its latest dump and heartbeat
     died_in_native_thread: bool = False  # a thread without Python, such as gloo's, raised the fatal signal
     last_line: str = ""  # the last line of its log, for a job that was not watched
+    has_log: bool = False  # torchrun made a log file for the rank, so it started the rank
 
 
 @stored_as(no_progress_s="quiet_s")

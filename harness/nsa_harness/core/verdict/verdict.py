@@ -278,7 +278,8 @@ def _ranks_without_good_end(evidence: Evidence) -> list[RankEvidence]:
 
 
 def _ranks_without_process(evidence: Evidence) -> list[RankEvidence]:
-    return [rank for rank in evidence.ranks if not (rank.pid or rank.exit or rank.status_file)]
+    """Return the ranks that may never have run: no process of them was seen, and torchrun made no log file."""
+    return [rank for rank in evidence.ranks if not (rank.pid or rank.exit or rank.status_file or rank.has_log)]
 
 
 def _unseen_end_text(evidence: Evidence) -> str:

@@ -342,6 +342,7 @@ class _EvidenceCollector:
         return RankEvidence(
             rank=rank,
             pid=pid,
+            has_log=self.directory.exists(self.attempt.logs) and self.directory.is_file(rank_dir / "stdout.log"),
             exit=next((exit for exit in exits if exit.rank == rank), None),
             exception=exception,
             status_file=status_file,
