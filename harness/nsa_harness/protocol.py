@@ -167,6 +167,9 @@ FACT_HANDLED = "handled "
 FACT_STEPPED = "stepped from"  # the lines that called the optimizer, innermost first: "run.py:30:step < run.py:88:main"
 CHAIN_JOIN = " < "
 FACT_EXITED_FROM = "left from"  # the lines that called sys.exit or os._exit, innermost first
+# Followed by a process id. The lines of the program that stopped this process with os.kill, innermost first.
+FACT_STOPPED = "stopped "
+STOP_SIGNALS = (19, 20, 21, 22)  # SIGSTOP, SIGTSTP, SIGTTIN, SIGTTOU
 # The line that called a reentrant checkpoint for which no input requires a gradient.
 FACT_CHECKPOINT_INPUT = "checkpoint without gradient"
 # "none" until the program creates an optimizer of torch. Without an optimizer, no steps can be counted.

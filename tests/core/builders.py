@@ -62,7 +62,9 @@ def task(tid: int = 100, **changes: Any) -> Task:
 
 def process(pid: int = 100, **changes: Any) -> Process:
     facts = {"parent": 1, "command": "python train.py", "state": "S", "cpu_s": 1.0, "io_bytes": 7, "rss_bytes": 4096}
-    only = task(pid, cpu_s=changes.get("cpu_s", 1.0))
+    # A stopped process has stopped itself, unless a test says otherwise.
+    syscall = "kill" if changes.get("state") == "T" else "futex"
+    only = task(pid, cpu_s=changes.get("cpu_s", 1.0), syscall=syscall)
     return Process(**{"pid": pid, "tasks": (only,), **facts, **changes})
 
 

@@ -48,6 +48,19 @@ def test_an_open_wait_says_who_is_blocked_in_what_and_when_it_would_be_a_hang() 
     )
 
 
+def test_a_rank_that_somebody_else_stopped_may_be_resumed() -> None:
+    held = process(101, state="T", tasks=(task(101, syscall="futex"),))
+    stopped = rank_snapshot(1, process=held, stacks=(stack(frame(13, file="/job/loader.py", function="load")),))
+    word = word_of(twice(in_all_reduce(0, collective(3)), stopped))
+    assert word is not None
+    assert stall_text(word) == (
+        "rank 0 is blocked in all_reduce #3 (train.py:40), waiting for rank 1;"
+        " rank 1 is stopped by a signal (loader.py:13);"
+        " nothing in this job will resume the stopped process, but whoever stopped it may (`kill -CONT PID`);"
+        " HANG in 4 min 52 s unless the run makes progress"
+    )
+
+
 def test_a_debuggers_prompt_is_named_at_once_and_no_end_is_foretold_where_somebody_may_sit_at_it() -> None:
     pdb = frame(433, file="/usr/lib/python3.11/pdb.py", function="Pdb.interaction")
     waiting = rank_snapshot(

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from builders import SITE, frame, in_all_reduce, process, rank_snapshot, snapshot, stack, task, twice
+from builders import SITE, board, frame, in_all_reduce, process, rank_snapshot, snapshot, stack, task, twice
 
 from nsa_harness.core.evidence.evidence import ChildSample, Frame, RankSnapshot, Stack
 from nsa_harness.core.evidence.host import Process, Socket
@@ -154,10 +154,17 @@ def test_a_child_that_fills_a_pipe_nobody_reads_closes_the_wait_of_its_parent() 
 
 
 def test_a_stopped_child_closes_the_wait_of_its_parent() -> None:
-    wait = stands(rank("wait4", child(state="T"), held_by=(300,)))
-    assert wait.is_closed is True
-    assert wait.child is not None
-    assert wait.child.kind is WaitKind.STOPPED
+    for stopped, closes in ((child(syscall="kill", state="T"), True), (child(syscall="read", state="T"), False)):
+        wait = stands(rank("wait4", stopped, held_by=(300,)))
+        assert wait.is_closed is closes
+        assert wait.child is not None
+        assert wait.child.kind is WaitKind.STOPPED
+
+
+def test_a_child_that_its_own_rank_stopped_closes_the_wait_too() -> None:
+    seen = rank("wait4", child(syscall="read", state="T"), held_by=(300,))
+    assert stands(replace(seen, status_file=board(stopped={300: (frame(8),)}))).is_closed is True
+    assert stands(replace(seen, status_file=board(stopped={301: (frame(8),)}))).is_closed is False
 
 
 def test_a_child_with_a_lock_that_no_thread_of_it_holds_closes_the_wait_of_its_parent() -> None:

@@ -96,6 +96,13 @@ def test_a_stopped_rank_makes_it_stopped_and_not_a_deadlock() -> None:
     )
 
 
+def test_a_rank_that_somebody_else_stopped_is_a_hang_only_after_the_limit_of_open_waits() -> None:
+    held = process(101, state="T", tasks=(task(101, syscall="futex"),))
+    seen = twice(in_all_reduce(0, collective(6)), rank_snapshot(1, frame(95), process=held))
+    assert proof_of(seen, quiet_s=299.0) is None
+    assert told(proof_of(seen, quiet_s=300.0)) == (HangKind.STOPPED, "an open wait of 300 s")
+
+
 def test_a_rank_that_has_left_closes_the_wait_of_the_others() -> None:
     looks = twice(in_all_reduce(0, collective(6)))
     proof = prove(looks, (), last_progress_s=10.0, limits=LIMITS, backend="gloo", exited_ranks=[1])

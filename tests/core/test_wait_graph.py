@@ -127,9 +127,18 @@ def test_a_process_that_cannot_be_read_has_gone_too() -> None:
     assert (wait.kind, wait.is_closed, wait.blocked_in) == (WaitKind.GONE, True, "has left")
 
 
-def test_a_stopped_rank_is_a_closed_wait() -> None:
-    wait = only(rank_snapshot(0, frame(10), process=process(state="T")))
-    assert (wait.kind, wait.is_closed, wait.blocked_in) == (WaitKind.STOPPED, True, "stopped by a signal in step")
+@pytest.mark.parametrize(
+    ("changes", "closed"),
+    [
+        ({"state": "T"}, True),
+        ({"state": "T", "tasks": (task(syscall="futex"), task(101, syscall="tgkill"))}, True),
+        ({"state": "T", "tasks": (task(syscall="futex"),)}, False),  # somebody else stopped it, and may resume it
+        ({"is_frozen": True}, False),  # as docker pause and schedulers do
+    ],
+)
+def test_a_stopped_rank_is_a_closed_wait_if_it_stopped_itself(changes: dict[str, Any], closed: bool) -> None:
+    wait = only(rank_snapshot(0, frame(10), process=process(**changes)))
+    assert (wait.kind, wait.is_closed, wait.blocked_in) == (WaitKind.STOPPED, closed, "stopped by a signal in step")
 
 
 def test_a_rank_that_computes_is_an_open_end() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from .conftest import PROGRAMS
+from .jobs import GATE, gate, opened, until
 from .test_waits import scenario
 
 SHORT = "stall_s: 3, busy_s: 5, open_wait_s: 5, deadline_s: 400"
@@ -90,3 +92,28 @@ def test_a_compilation_of_90_seconds_passes(workspace):
 @pytest.mark.slow
 def test_a_silent_download_of_100_seconds_passes(workspace, source):
     passes(workspace, "download", port_of(slow_source(source, "socket", "100")), LONG)
+
+
+@pytest.mark.slow
+def test_a_rank_that_somebody_else_stopped_is_waited_for(workspace):
+    pipe = gate(workspace.directory)
+    process = workspace.start("run", str(GATE), "--", str(pipe))
+    until(lambda: told(workspace, "rank 1 is blocked in read"), "rank 1 is at the gate")
+    os.kill(ranks_of(workspace)[1], signal.SIGSTOP)
+    until(lambda: told(workspace, "rank 1 is stopped by a signal"), "the stop is reported")
+    os.kill(ranks_of(workspace)[1], signal.SIGCONT)
+    opened(pipe)
+
+    ran = workspace.finished(process)
+    assert (ran.code, ran.outcome["verdict"]) == (0, "PASS"), ran.out
+
+
+def told(workspace, message: str) -> bool:
+    return any(message in (workspace.directory / name).read_text() for name in ("out.txt", "err.txt"))
+
+
+def ranks_of(workspace) -> dict[int, int]:
+    """Return the process id of each rank that the running harness has found."""
+    lines = [line for file in workspace.directory.glob("reports/2*/*/watch.jsonl") for line in file.open()]
+    events = [json.loads(line) for line in lines if line.endswith("\n")]
+    return {event["rank"]: event["pid"] for event in events if event["event"] == "rank"}

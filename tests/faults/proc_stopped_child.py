@@ -16,8 +16,8 @@ for step in range(1, STEPS + 1):
     if rank == 1 and step == 3:
         child = subprocess.Popen([sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE)
         if FAULT:
-            os.kill(child.pid, signal.SIGSTOP)
-        child.communicate(b"go\n")  # to blame
+            os.kill(child.pid, signal.SIGSTOP)  # to blame
+        child.communicate(b"go\n")
     loss.backward()
     trainer.optimizer.step()
 end()

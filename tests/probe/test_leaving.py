@@ -122,3 +122,27 @@ threading.Thread(target=last).start()
     assert (rank.status, rank.out) == (0, "True\n"), rank.err
     marks = Boards(tmp_path).board(rank.pid).events
     assert "exit" in {mark.kind for mark in marks}
+
+
+STOPS = """
+import os, signal, subprocess, sys
+def hold(process):
+    os.kill(process.pid, signal.SIGSTOP)
+    process.send_signal(signal.SIGCONT)
+child = subprocess.Popen(["sleep", "600"])
+hold(child)
+hold(child)
+print(child.pid)
+child.kill()
+"""
+
+
+def test_a_process_that_the_program_stops_is_recorded_with_the_line(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(STOPS)
+    (rank,) = run_ranks(1, str(path), boards=tmp_path / "boards")
+    stopped = Boards(tmp_path / "boards").board(rank.pid).stopped
+    assert rank.status == 0
+    (lines,) = stopped.values()
+    assert list(stopped) == [int(rank.out)]
+    assert [(one.file, one.line) for one in lines] == [("train.py", 4), ("train.py", 7)]

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 FRAMES_LIMIT = 200
 MESSAGE_LIMIT = 4000  # characters of an exception's message
 CHAIN_LIMIT = 4  # recorded causes of an exception
+STOPPED_LIMIT = 16  # recorded processes that the program stopped
 
 
 class ExitEvidence:
@@ -174,6 +175,37 @@ def _frames(traceback: TracebackType | None) -> list[dict[str, Any]]:
     return frames[::-1][:FRAMES_LIMIT]
 
 
+class StopSignals:
+    """A recorder of the processes that the program itself stops with os.kill, and of the lines that do so.
+
+    The kernel does not tell who stopped a process. Nothing outside the job is expected to resume one that the program
+    stopped.
+    """
+
+    def __init__(self, status_file: StatusFileWriter, trouble: TroubleLog) -> None:
+        self._status_file = status_file
+        self._trouble = trouble
+        self._foreign = _foreign_files()
+        self._pid = os.getpid()
+        self._seen: set[int] = set()
+
+    def install(self) -> None:
+        patch(os, "kill", "stop signals", self._trouble, before=lambda words, _: self._note(*words))
+
+    def _note(self, pid: int, number: int) -> None:
+        if number not in protocol.STOP_SIGNALS or os.getpid() != self._pid:
+            return
+        if pid not in self._seen and len(self._seen) < STOPPED_LIMIT:
+            self._seen.add(pid)
+            self._status_file.write_fact(f"{protocol.FACT_STOPPED}{pid}", chain(sys._getframe(3), self._foreign))
+
+
+def _foreign_files() -> tuple[str, ...]:
+    """Return the paths of code that is not the program's own. The standard library acts for the program's line."""
+    harness = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    return os.path.dirname(os.__file__) + os.sep, harness + os.sep, "<frozen "
+
+
 class ExitCalls:
     """A recorder of the line in the program that calls sys.exit or os._exit.
 
@@ -187,9 +219,7 @@ class ExitCalls:
         self._evidence = evidence
         self._pid = os.getpid()
         self._main_thread = _thread.get_ident()
-        harness = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-        # The standard library is foreign here as well: argparse calls sys.exit on behalf of the program's line.
-        self._foreign = (os.path.dirname(os.__file__) + os.sep, harness + os.sep, "<frozen ")
+        self._foreign = _foreign_files()  # argparse, for example, calls sys.exit on behalf of the program's line
 
     def install(self) -> None:
         patch(

@@ -115,12 +115,13 @@ class ProcessProbe:
         self._status_file = status_file
 
     def _watch_exit(self, status_file: StatusFileWriter) -> None:
-        from .exit_hooks import ExitCalls, ExitEvidence
+        from .exit_hooks import ExitCalls, ExitEvidence, StopSignals
 
         evidence = self._exit_evidence = ExitEvidence(status_file, self._directory, self.trouble)
         evidence.install()
         self._exit_calls = ExitCalls(status_file, self.trouble, evidence)
         self.trouble.attempt("exit calls", self._exit_calls.install)
+        self.trouble.attempt("stop signals", StopSignals(status_file, self.trouble).install)
 
     def _set_up(self) -> None:
         if self._status_file is not None:

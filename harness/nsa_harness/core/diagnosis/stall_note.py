@@ -81,6 +81,8 @@ def _describe_wait(wait: Wait) -> StalledRanks:
     deepest = wait.child.deepest if wait.child else wait
     without_progress = "computes" if wait.kind is WaitKind.COMPUTE else "is blocked"
     state = "makes progress" if wait.motion is Motion.MOVING else without_progress
+    if wait.kind is WaitKind.STOPPED:
+        state = "is stopped by a signal"
     return StalledRanks(
         ranks=(),
         state=state,

@@ -267,6 +267,7 @@ class StatusFile:
     # The program's own lines that called the optimizer, or sys.exit or os._exit; innermost first, without directories.
     optimizer_chain: tuple[Frame, ...] = ()
     exit_chain: tuple[Frame, ...] = ()
+    stopped: dict[int, tuple[Frame, ...]] = field(default_factory=dict)  # process that it stopped -> its lines
     has_optimizer: bool = True  # the program created an optimizer; without one there are no steps to count
     autograd_nodes: int | None = None  # nodes of the first backward pass; protocol.NODES_LIMIT = at least that many
     realtime_ns: int | None = None  # CLOCK_REALTIME minus CLOCK_MONOTONIC when the file was created

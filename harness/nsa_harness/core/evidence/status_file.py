@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
@@ -103,6 +103,7 @@ def parse(data: bytes, launched_ns: int, newest_calls: int = protocol.CALLS) -> 
         checkpoint_without_gradient=read_place(facts.get(protocol.FACT_CHECKPOINT_INPUT, "")),
         optimizer_chain=_frames(facts.get(protocol.FACT_STEPPED, "")),
         exit_chain=_frames(facts.get(protocol.FACT_EXITED_FROM, "")),
+        stopped=_stopped(facts),
         has_optimizer=facts.get(protocol.FACT_OPTIMIZER) != "none",
         autograd_nodes=_count(facts.get(protocol.FACT_NODES, "")),
         realtime_ns=realtime_ns or None,
@@ -301,6 +302,12 @@ def _facts(data: bytes, strings: list[str]) -> dict[str, str]:
 def _groups(facts: dict[str, str]) -> dict[str, tuple[int, ...]]:
     prefix = protocol.FACT_GROUP
     return {name[len(prefix) :]: read_ranks(value) for name, value in facts.items() if name.startswith(prefix)}
+
+
+def _stopped(facts: Mapping[str, str]) -> dict[int, tuple[Frame, ...]]:
+    """Return the lines that stopped each process."""
+    pids = {name: name.removeprefix(protocol.FACT_STOPPED) for name in facts if name.startswith(protocol.FACT_STOPPED)}
+    return {int(pid): _frames(facts[name]) for name, pid in pids.items() if pid.isdecimal()}
 
 
 def _read_caught(facts: dict[str, str], chains: list[tuple[Frame, ...]]) -> tuple[CaughtException, ...]:

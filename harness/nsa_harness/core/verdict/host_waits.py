@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from nsa_harness.core.evidence.evidence import Frame, RankSnapshot, Stack
+from nsa_harness.core.evidence.evidence import Frame, RankSnapshot, Stack, StatusFile
 from nsa_harness.core.evidence.host import Process, Task
 from nsa_harness.core.evidence.stacks import (
     NativeWait,
@@ -20,7 +20,15 @@ from nsa_harness.core.evidence.stacks import (
     user_frame,
 )
 from nsa_harness.core.source_code.loops import only_polls, only_reports
-from nsa_harness.core.verdict.motion import BUSY_SHARE, SLEEPS, STARVED_SHARE, Motion, cpu_share, has_connection_traffic
+from nsa_harness.core.verdict.motion import (
+    BUSY_SHARE,
+    SLEEPS,
+    STARVED_SHARE,
+    Motion,
+    cpu_share,
+    has_connection_traffic,
+    is_stopped_by_job,
+)
 from nsa_harness.core.verdict.wait import KIND_OF_MOTION, ChildWait, WaitKind, WaitState
 
 _LIBRARY_THREADS = ("gloo", "pt_", "cuda", "nccl", "jemalloc", "TP_")  # TP_: TensorPipe, which spins
@@ -178,7 +186,7 @@ class _Family:
     actors: Mapping[int, _Actor]  # by process id; the rank's own process comes first
     owners: Mapping[int, int]  # process id -> rank, for all other ranks and their child processes
     elapsed_s: float  # time between the two snapshots
-    has_probe: bool  # the rank's status file shows its collectives
+    status_file: StatusFile | None  # of the rank
 
     def runs_program(self, pid: int) -> bool:
         """Return whether a process runs the rank's own program: the rank itself, a fork of it, or a process that
@@ -215,9 +223,7 @@ def host_wait(
         stacks = rank.child_stacks.get(child.pid, ())
         main_stack = training_stack(stacks, child.pid)
         actors[child.pid] = _Actor(process=child, before=earlier.get(child.pid), stacks=stacks, stack=main_stack)
-    family = _Family(
-        rank=rank.rank, actors=actors, owners=owners, elapsed_s=elapsed_s, has_probe=rank.status_file is not None
-    )
+    family = _Family(rank=rank.rank, actors=actors, owners=owners, elapsed_s=elapsed_s, status_file=rank.status_file)
     return _wait_of(family, rank.pid, ())
 
 
@@ -258,7 +264,7 @@ def _lock(family: _Family, actor: _Actor, task: Task, above: tuple[int, ...]) ->
     if actor.stack is not None and not actor.stack.gil:
         wait = native_wait(actor.stack)
         # With the probe, a future of torch that a collective completes counts as a wait in this collective.
-        is_closed &= wait in _ENDED_BY_PYTHON or (wait is NativeWait.FUTURE and family.has_probe)
+        is_closed &= wait in _ENDED_BY_PYTHON or (wait is NativeWait.FUTURE and family.status_file is not None)
     computing = actor.computing(family.elapsed_s) if task.timed is False else ()
     motion = Motion.BURNING if computing else Motion.WAITING
     return _unless_busy(family, WaitState(kind=WaitKind.LOCK, is_closed=is_closed, motion=motion, computing=computing))
@@ -456,7 +462,7 @@ def _child(family: _Family, pid: int, above: tuple[int, ...]) -> ChildWait:
     motion = _motion(actor, family.elapsed_s, runs_program=family.runs_program(pid))
     if motion is not Motion.WAITING or len(above) > _MAX_DEPTH:
         kind = KIND_OF_MOTION.get(motion, WaitKind.UNKNOWN)
-        wait = WaitState(kind=kind, motion=motion, is_closed=motion is Motion.STOPPED)
+        wait = WaitState(kind=kind, motion=motion, is_closed=is_stopped_by_job(actor.process, (family.status_file,)))
     else:
         wait = _wait_of(family, pid, above)
     return ChildWait(

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import StrEnum
 
-from nsa_harness.core.evidence.evidence import Frame, RankSnapshot, Stack
+from nsa_harness.core.evidence.evidence import Frame, RankSnapshot, Stack, StatusFile
 from nsa_harness.core.evidence.host import Process, Socket, Task
 from nsa_harness.core.evidence.stacks import in_probe, is_poller, training_stack
 
@@ -17,6 +18,8 @@ STREAM_BYTES_PER_S = 65536
 
 
 _WORKER_SERVER = "pt_workerserver"  # answers queries about the process and takes no part in the training
+# Runs stored by earlier versions have the numbers of these calls on x86-64 instead of their names.
+_SENDS_SIGNAL = frozenset({"kill", "tkill", "tgkill", "62", "200", "234"})
 SLEEPS = frozenset({"clock_nanosleep", "nanosleep"})
 POLLS = frozenset({"poll", "ppoll", "select", "pselect6"})
 
@@ -183,6 +186,19 @@ def _is_stopped(before: RankSnapshot | None, after: Process) -> bool:
     if after.state == "t":
         return before is not None and before.process is not None and before.process.state == "t"
     return after.state == "T" or after.is_frozen
+
+
+def is_stopped_by_job(process: Process, status_files: Iterable[StatusFile | None]) -> bool:
+    """Return whether the process stopped itself, or one of the ranks with these status files stopped it.
+
+    Nothing resumes such a process. Somebody outside the job who stopped a process may also resume it: a debugger, a
+    shell, or a scheduler that suspends jobs. The kernel does not tell who sent a signal, but it shows the system call
+    in which a process that stopped itself stands.
+    """
+    if process.state != "T":
+        return False
+    itself = any(task.syscall in _SENDS_SIGNAL for task in process.tasks)
+    return itself or any(file is not None and process.pid in file.stopped for file in status_files)
 
 
 def cpu_share(before: Process, after: Process, elapsed_s: float) -> float:

@@ -72,7 +72,8 @@ def prove(
         return None
     no_progress_s = min(episode.no_progress_s(root) for root in open_roots)
     looping_root = next((root for root in open_roots if _computes(root)), None)
-    kind, reason = HangKind.STARVED, f"an open wait of {no_progress_s:.0f} s"
+    kind = HangKind.STOPPED if WaitKind.STOPPED in _deepest_kinds(open_roots) else HangKind.STARVED
+    reason = f"an open wait of {no_progress_s:.0f} s"
     if looping_root is not None:
         lines = len(loop_lines(looping_root, samples))
         count = LOOP_SAMPLES if _all_loop(looping_root, samples) else LONG_LOOP_SAMPLES
@@ -237,13 +238,17 @@ def is_closed(root: Wait, limits: Limits) -> bool:
 
 def _closed_kind(roots: Sequence[Wait]) -> HangKind:
     """Return the kind of a hang in which no wait can end, which is STARVED if a sleep lasts past the deadline."""
-    kinds = {root.child.deepest.kind if root.child else root.kind for root in roots}
+    kinds = _deepest_kinds(roots)
     if WaitKind.STOPPED in kinds:
         return HangKind.STOPPED
     if any(root.kind is WaitKind.SLEEP and root.is_closed for root in roots):
         return HangKind.LIVELOCK
     late = any(root.until_s is not None for root in roots)
     return HangKind.STARVED if late or WaitKind.SLEEP in kinds else HangKind.DEADLOCK
+
+
+def _deepest_kinds(roots: Sequence[Wait]) -> set[WaitKind]:
+    return {root.child.deepest.kind if root.child else root.kind for root in roots}
 
 
 def _closed_reason(graph: WaitGraph, span_s: float) -> str:

@@ -30,8 +30,7 @@ from nsa_harness.core.verdict.motion import (
     BUSY_SHARE,
     STARVED_SHARE,
     Motion,
-    latest_end_s,
-    leaf,
+    is_stopped_by_job,
     motion,
     only_another_line,
     rank_stack,
@@ -100,7 +99,9 @@ def _wait(
     thread_s = thread_cpu_s(before, rank)
     computes = rank_motion is Motion.BURNING and (thread_s is None or thread_s >= STARVED_SHARE * elapsed_s)
     kind = KIND_OF_MOTION.get(rank_motion, WaitKind.UNKNOWN)
-    state = WaitState(kind=kind, motion=rank_motion, is_closed=rank_motion in _CLOSED_MOTIONS)
+    status_files = (other.status_file for other in job.living.values())
+    never_resumes = rank.process is not None and is_stopped_by_job(rank.process, status_files)
+    state = WaitState(kind=kind, motion=rank_motion, is_closed=rank_motion is Motion.GONE or never_resumes)
     if rank_motion in (Motion.BURNING, Motion.WAITING):
         group = rpc_wait(rank, stack, job, earlier, elapsed_s) or group_wait(
             rank, stack, job, computes=computes, still=_is_still(before, stack)
@@ -124,7 +125,6 @@ def _wait(
     )
 
 
-_CLOSED_MOTIONS = (Motion.STOPPED, Motion.GONE)  # a stopped or exited process never continues on its own
 # The kinds of wait of a thread that is at the prompt of a debugger, or waits for a debugger's client to connect.
 _AT_A_PROMPT = (WaitKind.IO, WaitKind.LOCK, WaitKind.SLEEP)
 

@@ -65,12 +65,24 @@ def stopped_process(
     context: DiagnosisContext, root: Wait, ranks: tuple[int, ...], child: ChildWait | None
 ) -> Explanation:
     """Explain a hang in which a rank or its child process is stopped (SIGSTOP)."""
+    snapshot = context.last_snapshot.get(root.rank)
+    pid = child.pid if child else snapshot.pid if snapshot else None
+    senders = [(rank, file.stopped[pid]) for rank, file in context.status_files.items() if pid in file.stopped]
+    sender, lines = senders[0] if senders else (None, ())
+    sender_line = place_of(context, sender, lines[0]) if lines else None
     return Explanation(
         cause=Cause.STOPPED_PROCESS,
         evidence=EvidenceKind.FACT,
-        facts={"child": process_facts(child)},
-        ranks=ranks,
-        place=wait_place(context, root),
+        facts={
+            "child": process_facts(child),
+            "stopped": () if child else ranks,
+            "waiting": root.rank,
+            "wait_line": wait_place(context, root),
+            "sender": sender,
+            "itself": sender is None and (child or root).is_closed,
+        },
+        ranks=ranks if sender is None else (sender,),
+        place=sender_line or wait_place(context, root),
         proof=dump_proof(context, root),
     )
 
