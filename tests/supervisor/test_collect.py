@@ -192,6 +192,18 @@ def test_the_probes_own_record_of_an_exception_goes_before_the_printed_one(tmp_p
     )
 
 
+def test_a_traceback_in_the_log_of_all_ranks_is_the_rank_s_that_recorded_the_exception(tmp_path: Path) -> None:
+    attempt = clean(tmp_path)
+    attempt.output.write_text(TRACEBACK)
+    attempt.probe_files.mkdir()
+    record = {"at_ns": at(4.0), "type": "RuntimeError", "message": "boom", "frames": []}
+    (attempt.probe_files / "101.raised.json").write_text(json.dumps(record))
+    first, second = collect(attempt, spec(), "n").ranks
+    assert first.exception is None
+    assert second.exception is not None
+    assert (second.exception.type, second.exception.at_s) == ("RuntimeError", 4.0)
+
+
 @pytest.mark.parametrize("text", ["{}", '{"at_ns": "x"}', "[1]", "nonsense", '{"at_ns": 1e999, "frames": []}'])
 def test_a_record_of_an_exception_that_is_garbled_falls_back_to_the_printed_one(tmp_path: Path, text: str) -> None:
     attempt = clean(tmp_path)

@@ -227,6 +227,20 @@ def reduce_to_limit(evidence: Evidence) -> tuple[Evidence, str]:
     return result, text
 
 
+def _without_shared_traceback(ranks: tuple[RankEvidence, ...]) -> tuple[RankEvidence, ...]:
+    """Return the ranks without a traceback that only the log of all ranks shows, if another rank recorded it as its own.
+
+    Without a log for each rank, the log of the command counts as the log of rank 0.
+    """
+    recorded = {error.message for rank in ranks if (error := rank.exception) and error.at_s is not None}
+    return tuple(
+        replace(rank, exception=None)
+        if rank.exception and rank.exception.at_s is None and rank.exception.message in recorded
+        else rank
+        for rank in ranks
+    )
+
+
 def _step_number(path: Path) -> int:
     """Return the step number in a file name, such as 20 for "mem_rank0_step20.json", or -1 if there is none."""
     digits = path.stem.rpartition("step")[2]
@@ -267,6 +281,8 @@ class _EvidenceCollector:
         exits = tuple(journals.exits())
         ending = journals.last_record("ending")
         ranks = tuple(self._rank(rank, exits) for rank in range(self.spec.ranks))
+        if not self.directory.exists(self.attempt.logs):
+            ranks = _without_shared_traceback(ranks)
         if any(self.directory.is_file(self.attempt.rank(rank) / "stdout.log") for rank in range(self.spec.ranks)):
             self._write(self.attempt.traces, self.trace_lines)
         if ledgers := {rank.rank: rank.ledger for rank in ranks if rank.ledger}:
