@@ -228,7 +228,7 @@ def reduce_to_limit(evidence: Evidence) -> tuple[Evidence, str]:
 
 
 def _without_shared_traceback(ranks: tuple[RankEvidence, ...]) -> tuple[RankEvidence, ...]:
-    """Return the ranks without a traceback that only the log of all ranks shows, if another rank recorded it as its own.
+    """Return the ranks without a traceback that only the log of all ranks shows, if another rank recorded it.
 
     Without a log for each rank, the log of the command counts as the log of rank 0.
     """
