@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -27,7 +28,7 @@ from builders import (
     task,
 )
 
-from nsa_harness.core.evidence.evidence import Ending, Evidence, RankSnapshot
+from nsa_harness.core.evidence.evidence import Ending, Evidence, Hint, RankSnapshot
 from nsa_harness.core.evidence.host import Gpu, HostMemory, SentSignal
 from nsa_harness.core.report import HangKind, Place, Status
 from nsa_harness.core.verdict.verdict import is_shutting_down, judge
@@ -203,6 +204,32 @@ def test_what_the_machine_refused_is_no_fault_of_the_programs_logic(type: str, m
 )
 def test_an_exception_of_the_program_stays_one(type: str, message: str) -> None:
     assert diagnosed(failed(type, message)).cause == "exception"
+
+
+def test_the_files_that_a_process_has_open_most_often_are_counted() -> None:
+    names = ("114 /data/part.bin", "9 socket", "126 ")
+    error = raised(1, "OSError", "[Errno 24] Too many open files", hints=tuple(hint("open file", *names)))
+    found = diagnosed(evidence(rank_evidence(0, exit=ended(0, 1)), rank_evidence(1, exit=ended(1, 1), exception=error)))
+    assert found.findings[0].code == "infra"
+    assert found.findings[0].facts["open_files"] == {"count": 114, "name": "/data/part.bin", "total": 126}
+    assert found.findings[0].claim.endswith("of its 126 open files, 114 are /data/part.bin")
+
+
+def test_a_file_that_hides_a_package_is_named_by_a_rank_and_by_the_launcher() -> None:
+    message = "No module named 'torch.distributed'; 'torch' is not a package"
+    error = raised(1, "ModuleNotFoundError", message, hints=tuple(hint("hiding file", "/own/torch.py")))
+    seen = evidence(rank_evidence(0, exit=ended(0, 1)), rank_evidence(1, exit=ended(1, 1), exception=error))
+    found = diagnosed(seen).findings[0]
+    assert (found.code, found.ranks, found.facts["file"]) == ("hidden_package", (1,), "/own/torch.py")
+    assert diagnosed(failed("ModuleNotFoundError", message)).findings[0].code == "exception"  # nothing hides it
+
+    launched = evidence(rank_evidence(0, pid=None), launcher=ended(None, 1), hiding_file="/path/torch.py")
+    found = diagnosed(launched).findings[0]
+    assert (found.code, found.ranks, found.facts["file"]) == ("hidden_package", (), "/path/torch.py")
+
+
+def hint(kind: str, *names: str) -> Iterator[Hint]:
+    return (Hint(kind=kind, name=name) for name in names)
 
 
 @pytest.mark.parametrize(

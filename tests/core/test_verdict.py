@@ -85,7 +85,7 @@ def test_a_launch_of_which_a_rank_was_never_seen_does_not_pass() -> None:
     judgement = judge(evidence(left(0), rank_evidence(1, pid=None)))
     assert (judgement.status, judgement.error) == (
         Status.ERROR,
-        "the command ended with exit code 0, but no process of rank 1 was seen",
+        "the command ended with exit code 0, and no process of rank 1 was seen",
     )
     # torchrun makes a log file for each rank that it starts; a short one may end before anybody looks.
     assert judge(evidence(left(0), rank_evidence(1, pid=None, has_log=True))).status is Status.PASS

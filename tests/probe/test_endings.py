@@ -67,6 +67,37 @@ def test_an_exception_is_called_uncaught_only_if_the_interpreter_found_no_handle
     assert (shown["type"], shown["is_uncaught"]) == ("ZeroDivisionError", False)
 
 
+USES_ALL = """
+import os, resource
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+files = []
+while True:
+    files.append(open(__file__))
+"""
+HIDDEN = "import torch.distributed"
+
+
+def test_a_process_without_a_free_descriptor_still_records_its_exception_and_its_open_files(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(USES_ALL)
+    (rank,) = run_ranks(1, str(path), boards=tmp_path / "boards")
+    raised = Boards(tmp_path / "boards").json(protocol.RAISED, rank.pid)
+    assert (rank.status, raised["type"]) == (1, "OSError")
+    first, *_, total = [hint["name"] for hint in raised["hints"] if hint["kind"] == "open file"]
+    count, _, name = first.partition(" ")
+    assert name == str(path)
+    assert 32 < int(count) <= int(total) <= 64
+
+
+def test_a_file_that_hides_a_package_is_recorded(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(HIDDEN)
+    (tmp_path / "torch.py").touch()
+    (rank,) = run_ranks(1, str(path), boards=tmp_path / "boards")
+    hints = Boards(tmp_path / "boards").json(protocol.RAISED, rank.pid)["hints"]
+    assert hints == [{"kind": "hiding file", "name": str(tmp_path / "torch.py")}]
+
+
 CHAINED = """
 def load():
     raise KeyError("name")

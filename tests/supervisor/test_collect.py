@@ -33,7 +33,7 @@ from nsa_harness.core.evidence.gradients import RankTraces
 from nsa_harness.core.plan import Bound, Expect, Limits
 from nsa_harness.core.report import Outcome, Status, Trouble
 from nsa_harness.subject.tables import reported_values
-from nsa_harness.supervisor.storage.collect import collect
+from nsa_harness.supervisor.storage.collect import collect, find_hiding_file
 from nsa_harness.supervisor.storage.metrics import printed_metrics
 from nsa_harness.supervisor.storage.record import load_spec
 from nsa_harness.supervisor.storage.rundir import AttemptDir
@@ -190,6 +190,14 @@ def test_the_probes_own_record_of_an_exception_goes_before_the_printed_one(tmp_p
         frames=(Frame(file="b.py", line=2, function="g"),),
         proof="rank0/raised.json",
     )
+
+
+def test_a_file_in_the_python_path_that_hides_a_package_from_the_launcher_is_found(tmp_path: Path) -> None:
+    lines = ["python: Error (ModuleNotFoundError: No module named 'torch.x'; 'torch' is not a package)"]
+    assert find_hiding_file(lines, f"/nowhere:{tmp_path}") == ""
+    (tmp_path / "torch.py").touch()
+    assert find_hiding_file(lines, f"/nowhere:{tmp_path}") == str(tmp_path / "torch.py")
+    assert find_hiding_file(["No module named 'torch.x'"], str(tmp_path)) == ""
 
 
 def test_a_traceback_in_the_log_of_all_ranks_is_the_rank_s_that_recorded_the_exception(tmp_path: Path) -> None:

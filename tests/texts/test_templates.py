@@ -32,6 +32,7 @@ TABLES = {LEFT_OPEN, SHARED, "child_wait", "could_end", "refused", "what_follows
 LINE = Place(file="/own/train.py", line=31)
 # Facts of causes that no frozen evidence shows, or not in each variant.
 BY_HAND: dict[str, list[dict[str, Any]]] = {
+    "hidden_package": [{"file": "/own/torch.py", "launcher": launcher} for launcher in (False, True)],
     "framework_phase": [
         {
             "framework": "lightning",

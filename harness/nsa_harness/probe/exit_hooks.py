@@ -45,13 +45,19 @@ class ExitEvidence:
         self._written_exception: BaseException | None = None
         # The exception that the program was handling when it called exit, and the time of the call.
         self._exit_exception: tuple[BaseException, int] | None = None
+        # Closed before the exception is written, in case the program has used up all file descriptors.
+        self._reserve: int | None = None
         self._stacks: IO[bytes] | None = None  # must stay open: faulthandler has only its file descriptor
         self.names: ModuleNames | None = None  # the modules that were called; None before torch is imported
 
     def install(self) -> None:
         self._trouble.attempt("excepthook", self._chain_excepthook)
         self._trouble.attempt("faulthandler", self._enable_faulthandler)
+        self._trouble.attempt("last exception", self._reserve_descriptor)
         atexit.register(self._at_exit)
+
+    def _reserve_descriptor(self) -> None:
+        self._reserve = os.open(os.devnull, os.O_RDONLY)
 
     def _chain_excepthook(self) -> None:
         def uncaught(arguments: tuple[Any, ...], _options: Any) -> None:
@@ -120,6 +126,9 @@ class ExitEvidence:
     def _write_exception(self, error: BaseException, traceback: TracebackType | None, at_ns: int | None = None) -> None:
         if os.getpid() != self._pid or isinstance(error, SystemExit):
             return
+        if self._reserve is not None:
+            os.close(self._reserve)
+            self._reserve = None
         import json
 
         self._written_exception = error
@@ -131,6 +140,7 @@ class ExitEvidence:
         record.update(is_uncaught=getattr(sys, "last_value", None) is error)
         self._trouble.attempt("exception chain", lambda: record.update(chain=_chain(error)))
         self._trouble.attempt("exception hints", lambda: record.update(hints=self._hints(error, traceback)))
+        self._trouble.attempt("exception hints", lambda: record["hints"].extend(_refusal_hints(error)))
         path = os.path.join(self._directory, protocol.RAISED.format(pid=self._pid))
         descriptor = os.open(f"{path}.new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with os.fdopen(descriptor, "w", encoding="utf-8", errors="replace") as file:
@@ -146,6 +156,12 @@ class ExitEvidence:
         return hints(
             error, traceback, self.names.models(), self.names.new_modules(), foreign_code(sys.modules["torch"])
         )
+
+
+def _refusal_hints(error: BaseException) -> list[dict[str, Any]]:
+    from .refusals import hints
+
+    return hints(error)
 
 
 def _exception_record(error: BaseException, traceback: TracebackType | None) -> dict[str, Any]:

@@ -335,6 +335,8 @@ class Cause(StrEnum):
     CUDA_ASSERT = replace(_FAILURE, code="cuda_assert", second_run=(SecondRun.LAUNCH_BLOCKING,),
         signatures=(_GPU_ASSERT,), shown_by=by_evidence("needs a GPU kernel"))
     INFRA = replace(_FAILURE, code="infra", enters_tree=_NEVER, shown_by=programs("io_disk_full", "io_file_too_large"))
+    HIDDEN_PACKAGE = replace(_FAILURE, code="hidden_package", certain_by=(_E.RAISED,), enters_tree=_NEVER,
+        shown_by=by_test("tests/core/test_resources.py", "the program must not start"))
     DISK_FULL = replace(_HANG, code="disk_full", verdicts=(Status.FAIL, Status.ERROR), has_culprit=False,
         certain_by=(_E.FACT,), enters_tree=_NEVER,
         shown_by=by_test("tests/core/test_resources.py", "a test program must not fill a shared disk"))

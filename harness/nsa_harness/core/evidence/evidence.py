@@ -381,8 +381,9 @@ class Exit:
 class Hint:
     """A name that explains one of torch's error messages, such as the name of the parameter concerned."""
 
-    kind: str  # the kind of message: "without gradient", "ready twice", "recomputed", "in place"
-    name: str  # name of the parameter, function or operation
+    # The kind of message: "without gradient", "ready twice", "recomputed", "in place", "open file", "hiding file"
+    kind: str
+    name: str  # name of the parameter, function, operation or file; for "open file" after the number of descriptors
     frame: Frame | None = None  # the line of the program that uses it
 
 
@@ -526,6 +527,7 @@ class Evidence:
     launcher_reports_ranks: bool = True  # the launcher exits with 0 only if every rank did
     is_observed: bool = False  # the job was started by another launcher; the harness terminates it only on request
     is_attached: bool = False  # observing began while the job was already running, so its start is unknown
+    hiding_file: str = ""  # the file that the launcher imported instead of an installed package
     last_lines: tuple[str, ...] = ()  # lines of the job's output that name an error, if no rank was observed
     signals: tuple[SentSignal, ...] = ()  # signals with a known sender
     memory: HostMemory | None = None

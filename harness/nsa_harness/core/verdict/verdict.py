@@ -286,9 +286,9 @@ def _unseen_end_text(evidence: Evidence) -> str:
     launcher, unseen = evidence.launcher, _ranks_without_good_end(evidence)
     if launcher is None or launcher.status is None or launcher.during_teardown or not unseen:
         return "nobody saw how the run ended: the record of its processes is missing"
-    if missing := _ranks_without_process(evidence):
-        return f"the command {exit_text(launcher.status)}, but no process of {_ranks(missing)} was seen"
-    return f"the command {exit_text(launcher.status)}, and nobody saw how {_ranks(unseen)} ended"
+    missing = _ranks_without_process(evidence)
+    seen = f"no process of {_ranks(missing)} was seen" if missing else f"nobody saw how {_ranks(unseen)} ended"
+    return f"the command {exit_text(launcher.status)}, and {seen}"
 
 
 def _ranks(ranks: Sequence[RankEvidence]) -> str:

@@ -1,12 +1,14 @@
 """Collects the evidence of one attempt from its files.
 
-Only files in the attempt's directory are read, so the evidence can be collected again later. The result is written to
-the same directory.
+Only files in the attempt's directory are read, so the evidence can be collected again later. One fact is the exception:
+whether `PYTHONPATH` has a file that hides a package. The result is written to the same directory.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -241,6 +243,16 @@ def _without_shared_traceback(ranks: tuple[RankEvidence, ...]) -> tuple[RankEvid
     )
 
 
+_NOT_A_PACKAGE = re.compile(r"No module named '[\w.]+'; '(\w+)' is not a package")
+
+
+def find_hiding_file(lines: Iterable[str], python_path: str) -> str:
+    """Return the file in `python_path` that the launcher imported instead of a package, or "" if there is none."""
+    modules = [match[1] for line in lines if (match := _NOT_A_PACKAGE.search(line))]
+    files = (Path(entry) / f"{module}.py" for module in modules for entry in python_path.split(os.pathsep) if entry)
+    return next((str(file) for file in files if file.is_file()), "")
+
+
 def _step_number(path: Path) -> int:
     """Return the step number in a file name, such as 20 for "mem_rank0_step20.json", or -1 if there is none."""
     digits = path.stem.rpartition("step")[2]
@@ -287,6 +299,9 @@ class _EvidenceCollector:
             self._write(self.attempt.traces, self.trace_lines)
         if ledgers := {rank.rank: rank.ledger for rank in ranks if rank.ledger}:
             self._write(self.attempt.path / "step_ledger.txt", ledger_table(ledgers))
+        last_lines: tuple[str, ...] = ()
+        if not any(rank.pid for rank in ranks):
+            last_lines = error_lines(self.directory.read_tail(self.attempt.output))
         ended_s = float(ending.get("t_s") or max((exit.at_s for exit in exits), default=0.0))
         return Evidence(
             node=node,
@@ -299,9 +314,10 @@ class _EvidenceCollector:
             teardown_s=journals.teardown_s(),
             launcher=next((replace(exit, rank=None) for exit in exits if exit.pid == journals.launcher_pid), None),
             launcher_error=ending.get("error"),
-            last_lines=()
-            if any(rank.pid for rank in ranks)
-            else error_lines(self.directory.read_tail(self.attempt.output)),
+            last_lines=last_lines,
+            hiding_file=find_hiding_file(
+                last_lines, dict(self.spec.env).get("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
+            ),
             ranks=ranks,
             exits=exits,
             snapshots=tuple(self._snapshots()),

@@ -75,7 +75,7 @@ def stopped_process(
         evidence=EvidenceKind.FACT,
         facts={
             "child": process_facts(child),
-            "stopped": () if child else ranks,
+            "stopped": ranks,
             "waiting": root.rank,
             "wait_line": wait_place(context, root),
             "sender": sender,

@@ -191,7 +191,7 @@ def infra(context: DiagnosisContext, first: Failure) -> Explanation | None:
     return Explanation(
         cause=Cause.INFRA,
         evidence=EvidenceKind.EFFECT,  # the program may also be at fault, if it never releases the resource
-        facts={"variant": "rank", "refused": code, "message": first.text},
+        facts={"variant": "rank", "refused": code, "message": first.text, "open_files": _open_files(first.exception)},
         ranks=failed_ranks([first]),
         place=exception_place(context, first.rank, first.exception),
         proof=(first.exception.proof,),
@@ -231,9 +231,18 @@ def _explain_launcher_refusal(context: DiagnosisContext, first: Failure) -> Expl
     return Explanation(
         cause=Cause.INFRA,
         evidence=EvidenceKind.PART,
-        facts={"variant": "launcher", "refused": code, "message": line, "failure": first.text},
+        facts={"variant": "launcher", "refused": code, "message": line, "failure": first.text, "open_files": None},
         proof=("output.log",),
     )
+
+
+def _open_files(error: RaisedException) -> Facts | None:
+    """Return what the process had open most often, and how many descriptors it had open, or None if unknown."""
+    counted = [hint.name.partition(" ") for hint in error.hints if hint.kind == "open file"]
+    numbers = [(int(count), name) for count, _, name in counted if count.isdecimal()]
+    if len(numbers) < 2 or not numbers[0][1]:
+        return None
+    return {"count": numbers[0][0], "name": numbers[0][1], "total": numbers[-1][0]}
 
 
 def _refusal_code(error: RaisedException) -> str | None:
