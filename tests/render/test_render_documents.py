@@ -53,6 +53,23 @@ REPORTS = {
     "healthy_plan": HEALTHY_PLAN,
     "interrupted": judged(replace(MIXED, interrupted=True, outcomes=(), not_run=("ddp_gloo", "fsdp"))),
 }
+_FILE = "/home/ada/project/train.py"
+
+
+def test_every_document_names_a_line_in_the_same_way() -> None:
+    assert DEADLOCK.culprit is not None
+    place = replace(DEADLOCK.culprit.place or DEADLOCK.stacks[0].frames[0], file=_FILE, line=41)
+    stacks = tuple(replace(stack, frames=(place,), around=None) for stack in DEADLOCK.stacks)
+    report = judged(
+        replace(MIXED, outcomes=(replace(DEADLOCK, culprit=replace(DEADLOCK.culprit, place=place), stacks=stacks),))
+    )
+    page = re.sub(r'title="[^"]*"', "", report_html(report, PLAYBOOK))
+    for text in (page, summary_md(report, PLAYBOOK), junit_xml(report)):
+        assert "project/train.py:41" in text
+        assert "/home/ada" not in text
+    assert f"look at {_FILE}:41" in prompt_text(report)
+
+
 RENDERERS: dict[str, Callable[[Report], str]] = {
     "SUMMARY.md": lambda report: summary_md(report, PLAYBOOK),
     "report.json": to_json,

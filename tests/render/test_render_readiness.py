@@ -110,7 +110,7 @@ The check was interrupted. The same command continues it.
 
 ## Cause: stable
 
-PASS, memory_growth at `/srv/train.py:41`: The host memory of rank 1 grows by 2.0 MiB a step.
+PASS, memory_growth at `srv/train.py:41`: The host memory of rank 1 grows by 2.0 MiB a step.
 
 **Do:** Look for what a step appends to.
 
@@ -154,7 +154,7 @@ TERMINAL = """\
 
   not reached  long: stable failed
   not tested   gpu_memory (needs 2 GPUs; this machine has no GPU) · nccl (no GPU)
-  cause        stable PASS memory_growth at /srv/train.py:41: The host memory of rank 1 grows by 2.0 MiB a step.
+  cause        stable PASS memory_growth at srv/train.py:41: The host memory of rank 1 grows by 2.0 MiB a step.
   do           Look for what a step appends to.
   next         nsa-harness run reports/r/stable/spec.json
   more         reports/r/READINESS.md

@@ -140,7 +140,7 @@ def test_the_answer_ends_the_screen_of_a_small_terminal(outcome: Outcome) -> Non
     if outcome.verdict.status is Status.PASS:
         return
     hundreds = tuple(replace(DEADLOCK.rank_statuses[0], rank=rank, waits_for=f"rank {rank + 1}") for rank in range(300))
-    long = replace(outcome, rank_statuses=hundreds, verdict=replace(outcome.verdict, summary="why " * 400))
+    long = replace(outcome, rank_statuses=hundreds, verdict=replace(outcome.verdict, summary="why " * 110))
     for one in (outcome, long):
         whole = [*answer_lines(one, 80), *done_lines(replace(QUIET, outcomes=(one,)), PLAYBOOK, RUN_DIR, 80)]
         assert len(whole) <= (19 if one is outcome else 22)  # of 24 rows
@@ -233,6 +233,22 @@ def test_the_next_command_after_a_failure_explains_it_and_never_repeats_it() -> 
     unknown = replace(hung, verdict=replace(hung.verdict, cause="unknown"))
     unknown = replace(unknown, findings=(replace(hung.findings[0], code="unknown"),))
     assert commands_after(unknown) == [["next", f"nsa-harness report -v {RUN_DIR}"], fixed]
+
+
+def test_a_run_that_was_not_judged_is_not_proposed_again_and_an_unforeseen_pass_is_repeated() -> None:
+    assert commands_after(ERRED) == [["next", f"nsa-harness report -v {RUN_DIR}"]]
+    passed = replace(PASSED, expected=False, next_command=None, repeat_command="nsa-harness run spec.json")
+    assert commands_after(passed) == [["next", "nsa-harness run --repeat=5 spec.json"]]
+
+
+def test_a_row_of_a_plan_shows_steps_loss_and_memory_only() -> None:
+    metrics = {**PASSED.metrics, "fetch_s": 0.001, "forward_s": 0.24, "grad_norm": 0.79432}
+    timed = replace(PASSED, metrics=metrics)
+    (line,) = outcome_line(timed, 100)
+    assert line == "PASS  ddp_onestep   4.6 s · 1 step · loss 5.5512 → 5.5479 · peak memory 412 MB"
+    whole = " ".join(outcome_lines(timed, 1000))
+    assert "grad_norm 0.79432" in whole
+    assert "fetch" not in whole
 
 
 def test_after_a_skip_nothing_is_proposed() -> None:

@@ -24,6 +24,8 @@ from nsa_harness.render.text import (
     markdown_code,
     markdown_fence,
     markdown_link,
+    markdown_prose,
+    with_code,
 )
 
 # All characters, surrogates too, and the pieces that make terminal sequences more often than chance would.
@@ -192,3 +194,17 @@ def test_links_lead_only_into_the_run_directory() -> None:
 
 def test_a_terminal_without_our_signs_gets_stand_ins_of_the_same_width() -> None:
     assert ascii_only("━ ▸ 212 │ x ◀ culprit · a → b — é") == "= > 212 | x < culprit - a > b - \\xe9"
+
+
+def test_backticks_in_pairs_are_code_in_markdown_and_a_single_one_is_text() -> None:
+    assert markdown_prose("only under `if rank == 0` (a_b.py:1), *not* ` here ` or `a|b`", in_table=True) == (
+        "only under `if rank == 0` (a_b.py:1), \\*not\\* `here` or `a\\|b`"
+    )
+    assert markdown_prose("- a ` alone") == "\\- a \\` alone"
+
+
+@given(MARKED)
+def test_markdown_with_code_renders_the_text_without_its_backticks(text: str) -> None:
+    shown, plain = _shown(markdown_prose(text)), "".join(part for part, _ in with_code(escape(text)))
+    assert "".join(shown.text.split()) == "".join(plain.split())
+    assert set(shown.tags) <= {"p", "code"}

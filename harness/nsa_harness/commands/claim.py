@@ -188,7 +188,7 @@ def _test(experiment: Experiment, request: ClaimRequest, sides: LaunchSides, cla
     ):
         test.add_trial(trial)
         files.learn_written(test)
-        experiment.show_line(partial(shown.trial_line, so_far()))
+        experiment.show(partial(shown.trial_lines, so_far()))
     conclusion = _end(experiment, request, test)
     assert conclusion is not None
     if edited_files := files.edited_files():

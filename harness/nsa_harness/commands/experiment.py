@@ -67,9 +67,6 @@ class Experiment:
     def show(self, lines: Callable[[int], Iterable[str]]) -> None:
         self.screen.show(lines)
 
-    def show_line(self, line: Callable[[int], str]) -> None:
-        self.screen.show(lambda width: [line(width)])
-
     def finish(self, line: LedgerLine, code: int) -> tuple[int, Path | None]:
         """Write a ledger line and the output files, and return the exit code and the ledger's path.
 

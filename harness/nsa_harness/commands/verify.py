@@ -142,7 +142,7 @@ def _verify(experiment: Experiment, before: _Before) -> int:
         progress=lambda _: f"run {len(experiment.trials) + 1} of at most {needed_passes}",
     ):
         report = replace(report, trials=tuple(experiment.trials))
-        experiment.show_line(partial(shown.verify_line, report))
+        experiment.show(partial(shown.verify_lines, report))
     result = verification_result(experiment.trials, needed_passes) or VerificationResult.UNDECIDED
     report = replace(report, result=result, interrupted=experiment.session.interrupted)
     code, ledger = experiment.finish(_ledger_line(experiment, before, report), _EXIT[result])

@@ -10,7 +10,7 @@ from typing import Any
 from nsa_harness.core.ci import JobSummary, NightSummary, skip_reasons, surprises
 from nsa_harness.core.report import Outcome, Status, counts
 from nsa_harness.render.documents.report_json import outcome_values
-from nsa_harness.render.text import escaped, markdown, markdown_code, markdown_table
+from nsa_harness.render.text import escaped, markdown, markdown_code, markdown_prose, markdown_table
 from nsa_harness.texts import words
 
 SCHEMA = 1
@@ -123,7 +123,7 @@ def _unexpected_outcomes(summary: NightSummary) -> list[str]:
             markdown(outcome.spec.scenario),
             markdown(job),
             markdown(words.headline_tag(outcome)),
-            markdown(" · ".join([outcome.verdict.summary, *words.remarks(outcome)])),
+            markdown_prose(" · ".join([outcome.verdict.summary, *words.remarks(outcome)]), in_table=True),
         )
         for job, outcome in surprises(summary)
     ]

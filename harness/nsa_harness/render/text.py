@@ -8,7 +8,7 @@ surrogates. The result contains no character that XML 1.0 forbids. Jinja and Ele
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields, is_dataclass, replace
 from enum import Enum
 from typing import TypeVar, cast
@@ -48,7 +48,28 @@ def markdown(text: str) -> str:
 
     Only characters that have a meaning in Markdown are escaped, so that the Markdown itself stays readable.
     """
-    return _MARKDOWN_START.sub(r"\1\\\2", _MARKDOWN.sub(_markdown_character, escape(text)))
+    return _MARKDOWN_START.sub(r"\1\\\2", _escape_markdown(escape(text)))
+
+
+def markdown_prose(text: str, *, in_table: bool = False) -> str:
+    """Return Markdown for a sentence in which backticks mark code."""
+    parts = [
+        markdown_code(part, in_table=in_table) if is_code else _escape_markdown(part)
+        for part, is_code in with_code(escape(text))
+    ]
+    return _MARKDOWN_START.sub(r"\1\\\2", "".join(parts))
+
+
+def with_code(text: str) -> Iterator[tuple[str, bool]]:
+    """Split the text at its backticks, and yield each piece with a flag that says whether it is code.
+
+    If the number of backticks is odd, they are treated as ordinary characters.
+    """
+    parts = text.split("`")
+    if len(parts) % 2 == 0:
+        yield text, False
+        return
+    yield from ((part, number % 2 == 1) for number, part in enumerate(parts) if part)
 
 
 def markdown_link(text: str, target: str) -> str:
@@ -123,6 +144,10 @@ _MARKDOWN = re.compile(
 _MARKDOWN_LABEL = re.compile(rf"{_MARKDOWN.pattern}|[\[\]]")
 _MARKDOWN_START = re.compile(r"^([0-9]*)(>|[#+=-](?![0-9A-Za-z])|(?<=[0-9])[.)](?= |$))")
 _ASCII = str.maketrans("━─│└▸◀·×→–—…■▒", "=-|`><-x>--~#+")
+
+
+def _escape_markdown(text: str) -> str:
+    return _MARKDOWN.sub(_markdown_character, text)
 
 
 def _visible(text: str) -> str:

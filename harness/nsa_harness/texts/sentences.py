@@ -18,7 +18,7 @@ from nsa_harness.core.outcome.wording import Meshes, located_rank, shorten
 from nsa_harness.core.report import Finding, Outcome, Place, Trouble
 from nsa_harness.texts.causes import LEFT_OPEN, remedy, sections, text_of
 from nsa_harness.texts.templates import render_template
-from nsa_harness.texts.words import duration, place_name, ranks, verb_for
+from nsa_harness.texts.words import duration, ranks, verb_for, whole_place_name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,7 +162,7 @@ def _render(section: str, key: str, facts: Mapping[str, object], trouble: list[T
 def _code_with_facts(code: str, facts: Mapping[str, object]) -> str:
     """Return a cause code with its facts, such as "pipe_full (line=train.py:12)"."""
     known_facts = {name: value for name, value in facts.items() if name != "remedy" and value not in (None, "", ())}
-    text = ", ".join(f"{name}={place_name(v) if isinstance(v, Place) else v}" for name, v in known_facts.items())
+    text = ", ".join(f"{name}={whole_place_name(v) if isinstance(v, Place) else v}" for name, v in known_facts.items())
     return f"{code} ({text})" if text else code
 
 

@@ -6,7 +6,6 @@ import math
 import signal
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence, Sized
-from itertools import islice
 
 from nsa_harness.core.comparison.contrasts import FailureCounts
 from nsa_harness.core.comparison.hypotheses import (
@@ -18,7 +17,7 @@ from nsa_harness.core.comparison.hypotheses import (
 )
 from nsa_harness.core.diagnosis.confidence import CERTAIN
 from nsa_harness.core.evidence.host import NcclInfo
-from nsa_harness.core.outcome.wording import ranks_text
+from nsa_harness.core.outcome.wording import location, ranks_text
 from nsa_harness.core.report import (
     INCONCLUSIVE,
     STILL_RUNNING,
@@ -86,6 +85,11 @@ def seconds(value: float | None) -> str:
     if rest == 0 and minutes < 60:
         return f"{minutes} min"
     return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def whole_seconds(value: float) -> str:
+    """Return an estimated time as text, such as "52 s" or "2 min 5 s"."""
+    return seconds(float(round(value))) if value >= 99.5 else f"{max(round(value), 1)} s"
 
 
 def size(value_bytes: float | None, *, tenths: bool = False) -> str:
@@ -165,10 +169,13 @@ def rank_with_coordinates(row: RankStatus) -> str:
 
 
 def place_name(place: Place) -> str:
-    """Return the file and line of a location, such as "nsa/model.py:212", or "" if they are unknown."""
-    if place.file is None:
-        return ""
-    return place.file if place.line is None else f"{place.file}:{place.line}"
+    """Return the file with its directory and the line, such as "nsa/model.py:212", or "" if they are unknown."""
+    return location(place) if place.file is not None else ""
+
+
+def whole_place_name(place: Place) -> str:
+    """Return the whole path of the file and the line, or "" if they are unknown."""
+    return place_name(place) and (place.file or "") + ("" if place.line is None else f":{place.line}")
 
 
 def place_details(place: Place, step: int | None = None) -> str:
@@ -340,25 +347,41 @@ def last_shared(outcome: Outcome) -> str:
 def numbers(outcome: Outcome) -> Iterator[str]:
     """Yield the known numbers of a run as text, such as "12 steps" or "peak memory 412 MB"."""
     metrics = dict(outcome.metrics)
-    steps, first, last = (metrics.pop(name, None) for name in ("steps", "loss_first", "loss_last"))
-    for shown_elsewhere in ("peak_rss_bytes", "peak_gpu_bytes", *_OF_ALL_STEPS):
+    for shown_elsewhere in (*_STEPS_AND_LOSS, "peak_rss_bytes", "peak_gpu_bytes", *_OF_ALL_STEPS):
         metrics.pop(shown_elsewhere, None)
     parts = [(part, metrics.pop(f"{part}_s", None)) for part in ("fetch", "forward", "backward", "optimizer")]
     rate = metrics.pop("tokens_per_s", outcome.usage.tokens_per_s)
+    yield from _steps_and_loss(outcome)
+    if rate is not None:
+        yield f"{rate:,.{int(rate < 100)}f} tokens/s"
+    yield from (f"{part} {seconds(value)}" for part, value in parts if value and value >= _SHORTEST_SHOWN_S)
+    yield from (f"{name} {number(value)}" for name, value in sorted(metrics.items()))
+    yield from _peak_memory(outcome)
+
+
+def main_numbers(outcome: Outcome) -> Iterator[str]:
+    """Yield the steps, the loss and the peak memory of a run as text."""
+    yield from _steps_and_loss(outcome)
+    yield from _peak_memory(outcome)
+
+
+def _steps_and_loss(outcome: Outcome) -> Iterator[str]:
+    steps, first, last = map(outcome.metrics.get, _STEPS_AND_LOSS)
     if steps is not None:
         yield f"{number(steps)} {noun_for(steps, 'step')}"
     if last is not None:
         yield f"loss {number(last)}" if first in (None, last) else f"loss {number(first)} → {number(last)}"
-    if rate is not None:
-        yield f"{number(rate)} tokens/s"
-    yield from (f"{part} {seconds(value)}" for part, value in parts if value)
-    yield from (f"{name} {number(value)}" for name, value in sorted(metrics.items()))
+
+
+def _peak_memory(outcome: Outcome) -> Iterator[str]:
     if outcome.usage.peak_rss_bytes is not None:
         yield f"peak memory {size(outcome.usage.peak_rss_bytes)}"
     if outcome.usage.peak_gpu_bytes is not None:
         yield f"peak GPU memory {size(outcome.usage.peak_gpu_bytes)}"
 
 
+_STEPS_AND_LOSS = ("steps", "loss_first", "loss_last")
+_SHORTEST_SHOWN_S = 0.005
 _OF_ALL_STEPS = (
     "step_s_median",
     "tokens_per_s_median",
@@ -369,7 +392,7 @@ _OF_ALL_STEPS = (
 def row_sentence(outcome: Outcome) -> str:
     """Return the text that summarizes an outcome in a table row."""
     shows_steps = outcome.verdict.status is Status.PASS and "steps" in outcome.metrics
-    steps_and_loss = " · ".join(islice(numbers(outcome), 2)) if shows_steps else ""
+    steps_and_loss = " · ".join(_steps_and_loss(outcome)) if shows_steps else ""
     return steps_and_loss or outcome.verdict.summary
 
 

@@ -566,7 +566,7 @@ def _blame(outcome: Outcome, faults: Sequence[Finding] = ()) -> FailureReason:
         sentence=sentence,
         place=place,
         advice=finding.advice if finding else "",
-        next=outcome.next_command or outcome.repeat_command,
+        next=outcome.next_command or (f"nsa-harness explain {finding.code}" if finding else outcome.repeat_command),
     )
 
 

@@ -88,6 +88,7 @@ def _explanation(outcome: Outcome) -> Iterator[str]:
     if advice := answer.advice(outcome):
         yield f"do: {advice}"
     if cause:
+        yield f"cause code: {cause.code}"
         yield from (f"open question: {text}" for text in cause.left_open)
     yield meaning(outcome)
     if outcome.culprit:

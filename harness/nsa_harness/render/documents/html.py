@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from base64 import b64encode
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from importlib.resources import files
@@ -23,7 +23,7 @@ from nsa_harness.render.documents.report_sections import report_sections
 from nsa_harness.render.experiments import picture as bisect_picture
 from nsa_harness.render.experiments import words as bisect_words
 from nsa_harness.render.sections import Section
-from nsa_harness.render.text import escaped, link_target
+from nsa_harness.render.text import escaped, link_target, with_code
 from nsa_harness.texts import words
 
 MAX_LANES = 16  # maximum number of bars in the picture of the ranks
@@ -57,18 +57,6 @@ def _tally(report: Report) -> tuple[str, list[tuple[str, int]]]:
     total = sum(by_verdict.values())
     heading = words.plural(total, "run") if total else words.counts_line(report)
     return heading, [(status.value, by_verdict[status]) for status in words.LOUDEST_FIRST if by_verdict[status]]
-
-
-def _with_code(text: str) -> Iterator[tuple[str, bool]]:
-    """Split the text at its backticks, and yield each piece with a flag that says whether it is code.
-
-    If the number of backticks is odd, they are treated as ordinary characters.
-    """
-    parts = text.split("`")
-    if len(parts) % 2 == 0:
-        yield text, False
-        return
-    yield from ((part, number % 2 == 1) for number, part in enumerate(parts) if part)
 
 
 def _below(stack: CallStack) -> str:
@@ -282,7 +270,7 @@ def _compile_template() -> Template:
         words=words,
         kind=_kind,
         tally=_tally,
-        with_code=_with_code,
+        with_code=with_code,
         below=_below,
         outer_and_inner=_outer_and_inner,
         all_culprits=_all_culprits,

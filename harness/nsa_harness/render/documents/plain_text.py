@@ -40,7 +40,8 @@ def _sections(report: Report, outcome: Outcome) -> Iterator[list[str]]:
     place = outcome.culprit.place if outcome.culprit else None
     if place is not None:
         line = f": {words.statement(place)}" if place.text else ""
-        yield [f"look at {words.place_name(place)} {words.place_details(place)}{line} ({answer.why_look_at(outcome)})"]
+        name = f"{words.whole_place_name(place)} {words.place_details(place)}"  # a reader of a prompt opens the file
+        yield [f"look at {name}{line} ({answer.why_look_at(outcome)})"]
     head, rows, culprits = answer.rank_table(outcome)
     if rows:
         with_remarks = [(*row, "culprit" if culprit else "") for row, culprit in zip(rows, culprits, strict=True)]

@@ -18,6 +18,7 @@ from nsa_harness.render.text import (
     markdown_code,
     markdown_fence,
     markdown_link,
+    markdown_prose,
     markdown_table,
 )
 from nsa_harness.texts import words
@@ -70,14 +71,14 @@ def _lines(section: Section) -> Iterator[str]:
         case sections.RunAnswer(outcome=outcome):
             yield from _answer(outcome)
         case sections.Sentence(line=line, label=label):
-            yield f"**{label}** {_line(line)}" if label else _line(line)
+            yield f"**{label}** {markdown_prose(sections.plain(line))}" if label else _line(line)
         case Table():
             yield from _table(section)
         case Overview(runs=runs, in_full=in_full):
             head = ("run", "verdict", "cause", "summary", "note", "time:")
             yield from markdown_table(head, [_overview_row(number, run, number in in_full) for number, run in runs])
         case sections.Bullets(title=title, items=items):
-            yield from (markdown(title), "", *(f"- {markdown(item)}" for item in items))
+            yield from (markdown(title), "", *(f"- {markdown_prose(item)}" for item in items))
         case sections.FactList(items=items):
             yield from (f"- {markdown(item)}" for item in items)
         case sections.Grounds(rows=rows):
@@ -95,7 +96,7 @@ def _lines(section: Section) -> Iterator[str]:
 
 
 def _answer(outcome: Outcome) -> Iterator[str]:
-    yield f"**{markdown(answer.sentence(outcome.verdict.summary))}**"
+    yield f"**{markdown_prose(answer.sentence(outcome.verdict.summary))}**"
     if outcome.culprit and outcome.culprit.place:
         place = outcome.culprit.place
         source = f": {markdown_code(words.statement(place))}" if place.text else ""
@@ -131,7 +132,7 @@ def _overview_row(number: int, outcome: Outcome, in_full: bool) -> tuple[str, ..
         markdown_link(name, f"#run-{number}") if in_full else f'<a id="run-{number}"></a>{markdown(name)}',
         f"**{words.verdict(outcome)}**",
         markdown(words.headline_tag(outcome)),
-        markdown(words.row_sentence(outcome)),
+        markdown_prose(words.row_sentence(outcome), in_table=True),
         markdown(sections.join_texts(words.remarks(outcome))),
         words.wall_time(outcome),
     )
@@ -146,13 +147,14 @@ def _finding(details: FindingDetails) -> Iterator[str]:
     finding = details.finding
     ranks = f", {words.ranks(finding.ranks)}" if finding.ranks else ""
     grades = f"{details.severity.value}, {words.certainty(finding.confidence)}"
-    yield f"- **{markdown(finding.code)}** ({grades}{ranks}){f': {markdown(details.claim)}' if details.claim else ''}"
+    claim = f": {markdown_prose(details.claim)}" if details.claim else ""
+    yield f"- **{markdown(finding.code)}** ({grades}{ranks}){claim}"
     if details.place:
         yield f"  - place: {_place(details.place)}"
     if not details.is_cause:
-        yield from (f"  - open question: {markdown(text)}" for text in finding.left_open)
+        yield from (f"  - open question: {markdown_prose(text)}" for text in finding.left_open)
     if finding.advice and not details.is_cause:
-        yield f"  - do: {markdown(finding.advice)}"
+        yield f"  - do: {markdown_prose(finding.advice)}"
     yield f"  - proof: {sections.join_texts(map(proof_link, finding.proof)) or 'no file'}"
 
 

@@ -263,4 +263,4 @@ def _us(seconds: float) -> float:
 
 
 def _place(place: Place | None) -> str | None:
-    return None if place is None or place.file is None else words.place_name(place)
+    return None if place is None or place.file is None else words.whole_place_name(place)

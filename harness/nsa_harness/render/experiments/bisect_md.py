@@ -8,15 +8,21 @@ from nsa_harness.core.search.question import CONTROLS, PROOFS, AnswerKind
 from nsa_harness.core.search.report import BisectReport
 from nsa_harness.render.experiments import words as bisect_words
 from nsa_harness.render.experiments.picture import Grid, ProbeText, rows
-from nsa_harness.render.terminal.layout import cropped
-from nsa_harness.render.text import escape_block, escaped, markdown, markdown_code, markdown_fence, markdown_table
+from nsa_harness.render.text import (
+    escape_block,
+    escaped,
+    markdown,
+    markdown_code,
+    markdown_fence,
+    markdown_prose,
+    markdown_table,
+)
 from nsa_harness.texts import words
 
 MAX_CHARACTERS = 65_536  # the size limit of a GitHub issue
 _GRID_COLUMNS = 110
 _STACK_LINES = 24  # lines that are shown of each stack file
 _PROBE_ROWS = 120
-_CELL = 200  # columns of a table cell; bisect.json contains the whole text
 _OMITTED = (
     "\n\nThe rest was cut because an issue can have at most 65,536 characters. The run directory has all of it.\n"
 )
@@ -68,7 +74,7 @@ def _facts_section(report: BisectReport, facts: Sequence[bisect_words.Fact]) -> 
     failing = bisect_words.failing_probe(report)
     labelled_texts = [(fact.label, text) for fact in facts for text in fact.texts]
     labelled_texts += [("failed", failing.summary)] if failing is not None and failing.summary else []
-    return ["## What is known", "", *(f"- {label}: {markdown(text)}" for label, text in labelled_texts)]
+    return ["## What is known", "", *(f"- {label}: {markdown_prose(text)}" for label, text in labelled_texts)]
 
 
 def _proof_section(report: BisectReport, probe_rows: Sequence[ProbeText]) -> list[str]:
@@ -145,11 +151,11 @@ def _cells(row: ProbeText) -> tuple[str, ...]:
     return (
         str(row.n),
         markdown(row.purpose),
-        markdown_code(cropped(row.config, _CELL), in_table=True),
+        markdown_code(row.config, in_table=True),
         f"**{markdown(row.verdict)}**" if row.was_launched else row.verdict,
         row.counts_as.value,
         row.took,
-        markdown(cropped(row.remark, _CELL)),
+        markdown_prose(row.remark, in_table=True),
         markdown_code(row.dir, in_table=True) if row.dir else "",  # no link: an issue has no run directory
     )
 

@@ -25,7 +25,7 @@ from nsa_harness.core.experiment.claim import (
 )
 from nsa_harness.core.experiment.statistics import passes_to_show
 from nsa_harness.render.experiments.live import ExperimentScreen
-from nsa_harness.render.terminal.layout import command, cropped, labelled, paragraph
+from nsa_harness.render.terminal.layout import beside_or_below, command, labelled, paragraph
 from nsa_harness.render.text import escape, escaped, markdown
 from nsa_harness.supervisor.storage.ledger import LedgerLine
 from nsa_harness.texts import words
@@ -33,6 +33,7 @@ from nsa_harness.texts import words
 SIDES = ("without it", "with it")
 _LABEL = 12
 _ROW = 11  # width of the name of a side
+_BELOW = " " * 5  # in front of what does not fit beside a row
 
 
 def header_lines(report: ClaimReport, width: int) -> Iterator[str]:
@@ -50,33 +51,33 @@ def header_lines(report: ClaimReport, width: int) -> Iterator[str]:
         " a change that prevents less than half of the failures is no mitigation"
     )
     yield from labelled("rules", terms_text, width, _LABEL)
+    counts_text = "2/2 against 0/1: failed so far in 2 of 2 runs without it and in 0 of 1 runs with it"
+    yield from labelled("rows", counts_text, width, _LABEL)
     for note in report.notes:
         yield from labelled("note", note, width, _LABEL)
     yield ""
 
 
-def trial_line(report: ClaimReport, width: int) -> str:
-    """Return one line of text about the latest trial.
+def trial_lines(report: ClaimReport, width: int) -> Iterator[str]:
+    """Yield one row about the latest trial. What does not fit beside it is shown below.
 
     Example: "  3  without it  HANG  14.5 s   2/2 against 0/1   deadlock · model.py:40".
     """
     trial = escaped(report.trials[-1])
     first, second = report.counts
     verdict, _, rest = trial.end.partition(" · ")
-    left_at_most = left_text(report) if first.judged == second.judged else ""
-    parts = (
-        f"{len(report.trials):>3}  {SIDES[trial.config]:<{_ROW}} {verdict:<5} {words.seconds(trial.wall_s):>7}",
-        f"{first.bad}/{first.judged} against {second.bad}/{second.judged}",
-        left_at_most,
-        rest,
-    )
-    return cropped("   ".join(filter(None, parts)), width)
+    is_pair_complete = first.judged == second.judged < report.terms.max_pairs
+    left_at_most = left_text(report) if is_pair_complete else ""
+    row = f"{len(report.trials):>3}  {SIDES[trial.config]:<{_ROW}} {verdict:<5} {words.seconds(trial.wall_s):>7}"
+    counts_text = f"{first.bad}/{first.judged} against {second.bad}/{second.judged}"
+    remark = "   ".join(filter(None, (rest, left_at_most)))
+    yield from beside_or_below(f"{row}   {counts_text}", f"   {remark}", width, _BELOW)
 
 
 def left_text(report: ClaimReport) -> str:
     """Return the longest remaining duration of the test, such as "at most 9 more pairs, 2 min"."""
     pairs = max(0, report.terms.max_pairs - min(count.judged for count in report.counts))
-    time_left = "" if report.left_s is None else f", {words.seconds(report.left_s)}"
+    time_left = "" if report.left_s is None else f", {words.whole_seconds(report.left_s)}"
     return f"at most {words.plural(pairs, 'more pair')}{time_left}"
 
 
@@ -267,12 +268,12 @@ def needs_text(report: VerifyReport) -> str:
     )
 
 
-def verify_line(report: VerifyReport, width: int) -> str:
-    """Return one line about the latest trial, such as "  3  PASS   7.6 s   3 of 14 passes"."""
+def verify_lines(report: VerifyReport, width: int) -> Iterator[str]:
+    """Yield one row about the latest trial, such as "  3  PASS   7.6 s   3 of 14 passes"."""
     verdict, _, rest = escape(report.last_end).partition(" · ")
     took = words.seconds(report.trials[-1].wall_s)
-    line = f"{len(report.trials):>3}  {verdict:<5} {took:>7}   {report.passes} of {report.passes_needed} passes"
-    return cropped(f"{line}   {rest}".rstrip(), width)
+    row = f"{len(report.trials):>3}  {verdict:<5} {took:>7}   {report.passes} of {report.passes_needed} passes"
+    yield from beside_or_below(row, f"   {rest}", width, _BELOW)
 
 
 def verify_why(report: VerifyReport) -> str:

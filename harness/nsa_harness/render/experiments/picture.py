@@ -16,7 +16,7 @@ from nsa_harness.core.search.question import CONTROLS, ProbeResult, Purpose, Rou
 from nsa_harness.core.search.report import BisectReport, ProbeReport
 from nsa_harness.core.search.subject import Subject, SubjectForm, describe_layers, plural
 from nsa_harness.render.experiments import words as bisect_words
-from nsa_harness.render.terminal.layout import NARROW, cropped, padded, paragraph
+from nsa_harness.render.terminal.layout import NARROW, beside_or_below, cropped, padded, paragraph
 from nsa_harness.render.text import escape
 from nsa_harness.texts import words
 
@@ -237,13 +237,7 @@ class Grid:
             yield from self.row(row)
 
     def _with_remark(self, line: str, remark: str) -> Iterator[str]:
-        if not remark:
-            yield line
-        elif cell_len(line) + 2 + cell_len(remark) <= self.width:
-            yield f"{line}  {remark}"
-        else:
-            yield line
-            yield from paragraph(remark, self.width, f"{_INDENT}  ")
+        yield from beside_or_below(line, f"  {remark}", self.width, f"{_INDENT}  ")
 
     def _cells(self, row: ProbeText) -> str:
         if self.subject.ordered:

@@ -32,6 +32,7 @@ from nsa_harness.render.text import (
     markdown_code,
     markdown_fence,
     markdown_link,
+    markdown_prose,
     markdown_table,
 )
 from nsa_harness.supervisor.storage.adapters import json_object
@@ -241,8 +242,8 @@ def _reason_section(reason: FailureReason, title: str = "## Cause") -> list[str]
     return [
         f"{title}: {markdown(reason.run)}",
         "",
-        f"{reason.verdict}{markdown(cause)}{place}: {markdown(sentence(reason.sentence))}",
-        *(["", f"**Do:** {markdown(reason.advice)}"] if reason.advice else []),
+        f"{reason.verdict}{markdown(cause)}{place}: {markdown_prose(sentence(reason.sentence))}",
+        *(["", f"**Do:** {markdown_prose(reason.advice)}"] if reason.advice else []),
         *(["", *markdown_fence(reason.next, "sh")] if reason.next else []),
     ]
 

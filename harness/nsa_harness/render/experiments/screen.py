@@ -110,10 +110,10 @@ def waiting_text(waiting: Waiting, since_s: float = 0.0) -> str:
 
     `since_s`: the seconds that have passed since `waiting` was determined.
     """
-    quiet = f"no progress for {_round_seconds(waiting.no_progress_s + since_s)}"
+    quiet = f"no progress for {words.whole_seconds(waiting.no_progress_s + since_s)}"
     if waiting.until_s is None:
         return f"{quiet}: a sleep that ends on its own; limits.deadline_s=60 would limit it"
-    until = _round_seconds(waiting.until_s)
+    until = words.whole_seconds(waiting.until_s)
     if waiting.was_proven:
         return f"{quiet}: an earlier probe proved that this wait is a hang, so this probe counts as bad at {until}"
     shorter = f"limits.{waiting.limit}={max(round(waiting.until_s / 2), 1)}"
@@ -155,15 +155,11 @@ def _state_text(report: BisectReport, running: Round, left_s: float | None) -> s
     name = subject.key.rpartition(".")[2] if subject.ordered else plural(subject.noun)
     searching = running.purpose in bisect_words.SEARCHING
     text = f"{name} {whole}{f' → {now}' if searching and now != whole else ''}"
-    rest = "" if left_s is None else f"; {_round_seconds(left_s)} left in all"
+    rest = "" if left_s is None else f"; {words.whole_seconds(left_s)} left in all"
     if not searching:
         return f"{text}, {bisect_words.round_text(running.purpose)}{rest}"
     about = f"about {words.plural(running.probes_left + len(running.subsets), 'probe')}"
     return f"{text}, {about}{rest or ' left'}"
-
-
-def _round_seconds(seconds: float) -> str:
-    return words.seconds(float(round(seconds))) if seconds >= 99.5 else f"{max(round(seconds), 1)} s"
 
 
 def _running_text(report: BisectReport, running: Round, elapsed_s: float) -> str:

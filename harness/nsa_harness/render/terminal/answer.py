@@ -6,7 +6,7 @@ stacks, table rows and remarks are left out. The advice, the cause and the line 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from rich.cells import cell_len
@@ -17,7 +17,6 @@ from nsa_harness.render.terminal.layout import (
     NARROW,
     NO_WIDTH,
     command,
-    cropped,
     labelled,
     padded,
     paragraph,
@@ -29,7 +28,6 @@ from nsa_harness.texts import words
 
 MAX_LINES = 16  # on 80 columns; up to three lines with commands and the HTML page follow
 ANSWER_LABEL_WIDTH = 10
-MAX_SENTENCE_LINES = 6
 _MIN_CELL_COLUMNS = 16  # a table cell is not wrapped to less than this width
 _LOOK_AT = "    look at "
 
@@ -87,10 +85,9 @@ def answer_lines(outcome: Outcome, width: int) -> list[str]:
 
 def _lines_within(outcome: Outcome, budget: _Budget, width: int) -> list[str]:
     """Return the lines of the explanation, with each part limited by the budget."""
-    sentence = paragraph(answer.sentence(outcome.verdict.summary), width, "  ")
     parts = (
         list(paragraph(headline(outcome), width, "", "      ")),
-        list(at_most(MAX_SENTENCE_LINES, sentence, width)),
+        list(paragraph(answer.sentence(outcome.verdict.summary), width, "  ")),
         [*_look_at(outcome, width), *_stacks(outcome, budget, width)],
         list(ranks_table(outcome, budget.ranks, width, wrap=True)),
         list(_what_to_do(outcome, budget, width)),
@@ -98,16 +95,6 @@ def _lines_within(outcome: Outcome, budget: _Budget, width: int) -> list[str]:
     gap = [""] if budget.has_gaps else []
     lines = [line for part in parts if part for line in (*gap, *part)]
     return lines[len(gap) :]
-
-
-def at_most(limit: int, lines: Iterable[str], width: int) -> Iterator[str]:
-    """Yield the first `limit` lines. The last of them ends in "…" if lines are left out."""
-    every_line = list(lines)
-    yield from every_line[: limit - 1]
-    if len(every_line) > limit:
-        yield cropped(f"{every_line[limit - 1]} …", width)
-    else:
-        yield from every_line[limit - 1 :]
 
 
 def _look_at(outcome: Outcome, width: int) -> Iterator[str]:

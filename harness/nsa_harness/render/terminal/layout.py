@@ -15,7 +15,7 @@ NO_WIDTH = 10_000  # columns of a pipe or file: no line is ever wrapped or cut
 NARROW = 60  # columns; on a narrower screen, a label has a line of its own above its text
 LABEL_WIDTH = 14
 # Spaces that never become line breaks: before a separator, and between a number and its unit.
-_GLUE = re.compile(r" (?=[·→] )|(?<=[0-9]) (?=(?:s|min|h|MB|GB|ranks?)\b)")
+_GLUE = re.compile(r" (?=[·→] )|(?<=[0-9]) (?=(?:s|min|h|MB|GB|ranks?|steps?|tokens)\b)")
 
 
 def paragraph(text: str, width: int, first: str = "", rest: str | None = None) -> Iterator[str]:
@@ -90,6 +90,19 @@ def table_width(head: Sequence[str], rows: Sequence[Sequence[str]], indent: str 
 
 def _column_widths(names: Sequence[str], rows: Sequence[Sequence[str]]) -> list[int]:
     return [max(map(cell_len, column)) for column in zip(names, *rows, strict=True)]
+
+
+def beside_or_below(row: str, remark: str, width: int, indent: str) -> Iterator[str]:
+    """Yield a row of a table with a remark beside it, or below it if both do not fit.
+
+    `remark` starts with the spaces that separate it from the row.
+    """
+    if cell_len(row + remark) <= width:
+        yield (row + remark).rstrip()
+    else:
+        start = row[: len(row) - len(row.lstrip())]
+        yield from paragraph(row.strip(), width, start, indent)
+        yield from paragraph(remark.strip(), width, indent) if remark.strip() else ()
 
 
 def cropped(text: str, width: int) -> str:

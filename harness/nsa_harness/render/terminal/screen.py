@@ -26,9 +26,7 @@ from nsa_harness.render.costs import fit_lines
 from nsa_harness.render.sections import Section, evidence_sections
 from nsa_harness.render.terminal.answer import (
     ANSWER_LABEL_WIDTH,
-    MAX_SENTENCE_LINES,
     answer_lines,
-    at_most,
     headline,
     ranks_table,
 )
@@ -227,16 +225,14 @@ def outcome_line(outcome: Outcome, width: int) -> Iterator[str]:
     outcome = escaped(outcome)
     if not answer.went_well(outcome) and outcome.verdict.status is not Status.PASS:
         yield from paragraph(headline(outcome), width, "", "      ")
-        yield from at_most(
-            MAX_SENTENCE_LINES, paragraph(answer.sentence(outcome.verdict.summary), width, "      "), width
-        )
+        yield from paragraph(answer.sentence(outcome.verdict.summary), width, "      ")
         return
     if outcome.verdict.status is Status.SKIP:
         text = f"SKIP  {outcome.spec.scenario}   {outcome.verdict.summary}"
     elif outcome.rerun_answer:
         text = f"{headline(outcome)}   {outcome.rerun_answer}"
     else:
-        text = " · ".join((headline(outcome), *words.numbers(outcome)))
+        text = " · ".join((headline(outcome), *words.main_numbers(outcome)))
     yield from paragraph(text, width, "", "      ")
     yield from _silent_faults(outcome, width)
 
@@ -245,7 +241,7 @@ def _silent_faults(outcome: Outcome, width: int) -> Iterator[str]:
     """Yield lines about faults found in a run that passed."""
     for finding in silent_faults(outcome):
         text = f"but {finding.code} ({words.certainty(finding.confidence)}): {finding.claim}"
-        yield from at_most(MAX_SENTENCE_LINES, paragraph(text, width, "      "), width)
+        yield from paragraph(text, width, "      ")
 
 
 MAX_FAILURES = 8  # failures that are listed after several runs
@@ -264,7 +260,8 @@ def done_lines(report: Report, playbook: Playbook, run_dir: Path, width: int) ->
     if len(report.outcomes) != 1:
         yield from _failures(report, width)
         yield from paragraph(words.counts_line(report), width, "", "  ")
-        yield from labelled("expected", _expectations(report), width, ANSWER_LABEL_WIDTH)
+        if expectations := _expectations(report):
+            yield from paragraph(expectations, width, "  ")
         yield from _hypotheses(report, playbook, width)
         growth = [line for sweep in sweeps(report.outcomes) for line in fit_lines(sweep)]
         yield from (row for line in growth for row in labelled("growth", line, width, ANSWER_LABEL_WIDTH))
@@ -327,14 +324,14 @@ def _is_failure(outcome: Outcome) -> bool:
 
 
 def _expectations(report: Report) -> str:
-    """Return the number of runs that ended as expected, such as "3 of 4 runs"."""
+    """Return the number of runs that ended as expected, such as "3 of 4 runs ended as expected"."""
     final = [outcome for outcome in report.outcomes if outcome.final and outcome.verdict.status is not Status.SKIP]
     as_expected = sum(outcome.expected for outcome in final)
     if not final:
-        return "no run"
+        return "no run was judged"
     if as_expected == len(final):
-        return "" if all(outcome.verdict.status is Status.PASS for outcome in final) else "every run"
-    return f"{as_expected} of {words.plural(len(final), 'run')}"
+        return "" if all(outcome.verdict.status is Status.PASS for outcome in final) else "every run ended as expected"
+    return f"{as_expected} of {words.plural(len(final), 'run')} ended as expected"
 
 
 def _next_commands(report: Report, playbook: Playbook, run_dir: Path) -> Iterator[tuple[str, str]]:
@@ -363,12 +360,13 @@ def _next_commands(report: Report, playbook: Playbook, run_dir: Path) -> Iterato
 def _explaining_command(outcome: Outcome, run_dir: Path) -> str | None:
     """Return the command that says more about an outcome that was not expected, or None if there is none.
 
-    If no rule identified the cause of a failure, it prints the evidence. A run that passed or was not judged is
-    repeated.
+    If no rule identified the cause of a failure, or the run could not be judged, it prints the evidence. A run that
+    passed against expectation is repeated, because it may fail only sometimes.
     """
     cause = answer.cause_of(outcome)
     if cause is not None and cause.code != Cause.UNKNOWN:
         return f"nsa-harness explain {cause.code}"
-    if outcome.verdict.status in (Status.HANG, Status.FAIL):
+    if outcome.verdict.status is not Status.PASS:
         return f"nsa-harness report -v {shlex.quote(str(run_dir))}"
-    return outcome.repeat_command
+    repeat = outcome.repeat_command
+    return repeat and repeat.replace("nsa-harness run ", "nsa-harness run --repeat=5 ", 1)
