@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -131,8 +132,9 @@ def test_scenario_files_run_in_the_order_given(here: Path, requests: list[RunReq
 @pytest.mark.parametrize(
     ("words", "answer"),
     [
-        (["run", "train.py", "--timeout", "5"], "limits.deadline_s=SECONDS"),
-        (["run", "train.py", "--deadline=5", "--", "--timeout"], "limits.deadline_s=SECONDS"),
+        (["run", "main.py", "--timeout", "5"], "  nsa-harness run main.py limits.deadline_s=5\n"),
+        (["run", "main.py", "--deadline=5", "--", "--timeout"], "  nsa-harness run main.py limits.deadline_s=5\n"),
+        (["run", "ddp_gloo", "--timeout"], "  nsa-harness run train.py limits.deadline_s=300\n"),
         (["bisect", "train.py", "--timeout=5"], "limits.deadline_s=SECONDS"),
         (["watch", "--timeout", "5", "--", "true"], "--deadline SECONDS"),
         (["attach", "1", "--timeout", "5"], "--for SECONDS"),
@@ -156,8 +158,9 @@ def test_a_timeout_of_the_users_program_is_passed_on(here: Path, requests: list[
 @pytest.mark.parametrize("columns", [40, 60, 100])
 @pytest.mark.parametrize("command", ["", "run", "watch", "claim", "list"])
 def test_help_wraps_at_any_width(columns: int, command: str) -> None:
-    lines = nsa_harness(*command.split(), "--help", COLUMNS=str(columns)).stdout.partition("Examples:")[0].splitlines()
-    assert [line for line in lines if len(line) > columns and not line.endswith(":")] == []
+    lines = nsa_harness(*command.split(), "--help", COLUMNS=str(columns)).stdout.splitlines()
+    assert [line for line in lines if len(line) > columns and " " in line.strip() and not line.endswith(":")] == []
+    assert [line for line in lines if re.search(r"(?<=[\w])-$", line)] == []
     assert not [line for line in lines if line.endswith("...") and not line.endswith(("]...", "COMMAND..."))]
 
 

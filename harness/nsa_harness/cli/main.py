@@ -31,13 +31,13 @@ _DEBUG = "NSA_HARNESS_DEBUG"
 _REMOVED_VARIABLES = {f"NSA_HARNESS_{name}" for name in ("SHARDS", "TORCH", "GPUS", "BACKEND", "CPU", "RUNNER")}
 # Options that other tools have: what a command of nsa-harness has instead.
 _TIME_LIMITS = ("--timeout", "--time-limit", "--max-time", "--deadline")
-_DEADLINE_KEY = "limits.deadline_s=SECONDS limits each run"
+_DEADLINE_KEY = "The setting limits.deadline_s=SECONDS limits each run"
 _INSTEAD_OF_TIME_LIMIT = {
-    "run": f"{_DEADLINE_KEY}:\n  nsa-harness run train.py limits.deadline_s=300",
-    "bisect": f"{_DEADLINE_KEY};\n  --budget TIME limits the search",
-    "claim": f"{_DEADLINE_KEY};\n  --budget TIME limits all runs together",
-    "watch": "--deadline SECONDS reports a longer job;\n  with --on-hang=kill it is also ended",
-    "attach": "--for SECONDS limits the observation",
+    "run": f"{_DEADLINE_KEY}:\n  nsa-harness run FILE limits.deadline_s=TIME",
+    "bisect": f"{_DEADLINE_KEY}, and --budget TIME limits the search.",
+    "claim": f"{_DEADLINE_KEY}, and --budget TIME limits all runs together.",
+    "watch": "--deadline SECONDS reports a longer job; with --on-hang=kill it is also ended.",
+    "attach": "--for SECONDS limits the observation.",
 }
 _NOT_JUDGED = 125  # exit code of ERROR: there is no verdict
 _USAGE = 2  # exit code of a usage error
@@ -212,7 +212,11 @@ def _answer_time_limits(own_args: Sequence[str]) -> None:
     typed = [word.partition("=")[0] for word in own_args]
     for name in _TIME_LIMITS:
         if instead is not None and name in typed and name not in instead:
-            raise UsageError(f"{name}: {instead}")
+            file = next((word for word in own_args if word.endswith(".py")), "train.py")
+            _, _, value = " ".join(own_args).replace("=", " ").partition(f"{name} ")
+            seconds = value.split(" ")[0] if value[:1].isdigit() else "300"
+            answer = instead.replace("FILE", file).replace("TIME", seconds) if own_args[0] == "run" else instead
+            raise UsageError(f"`nsa-harness {own_args[0]}` has no option {name}. {answer}")
 
 
 def _help_columns() -> int:
@@ -248,7 +252,12 @@ def _report_error(text: str, code: int, *, as_json: bool) -> int:
 
     `as_json`: also print the error as an event to stdout.
     """
-    print(text, file=sys.stderr)
+    from nsa_harness.render.terminal.layout import paragraph
+
+    columns = shutil.get_terminal_size().columns if sys.stderr.isatty() else 0
+    for line in text.split("\n"):
+        is_command = not columns or line.startswith(" ")
+        print(line if is_command else "\n".join(paragraph(line, columns, "", "  ")), file=sys.stderr)
     if as_json:
         event = {"schema": 1, "event": "error", "t_s": None, "run_id": None, "scenario": None, "message": text}
         print(json.dumps(event), flush=True)

@@ -6,6 +6,7 @@ import copy
 import re
 import shlex
 import sys
+import textwrap
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,7 +17,7 @@ from typer.core import TyperArgument, TyperCommand, TyperOption
 from nsa_harness.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from nsa_harness.supervisor.launch.planning import SelectedScenario
     from nsa_harness.supervisor.storage.rundir import RunOptions
@@ -31,7 +32,9 @@ REPORT = "Report"
 _OTHERS = "Options"
 _MAX_NAME_COLUMNS = 26  # maximum width of the left column of --help, which shows the option and its metavar
 _WHOLE_SENTENCE = 1000  # characters
-_VARIABLES = "Every option can also be set in the environment: --dry-run is NSA_HARNESS_DRY_RUN=1."
+_VARIABLES = "Each option can also be set by an environment variable: --some-option X is NSA_HARNESS_SOME_OPTION=X."
+# A line of --help is not wrapped at this hyphen, which becomes an ordinary one when the help is printed.
+_UNBROKEN_HYPHEN = "\N{NON-BREAKING HYPHEN}"
 
 
 def option(form: str, text: str, group: str | None = None, **more: Any) -> Any:
@@ -64,6 +67,18 @@ class GroupedCommand(TyperCommand):
             if isinstance(param, TyperOption) and param.envvar is None:
                 param.envvar = _variable(param.opts)
 
+    def get_help(self, ctx: Any) -> str:
+        return super().get_help(ctx).replace(_UNBROKEN_HYPHEN, "-")
+
+    def format_help_text(self, ctx: Any, formatter: Any) -> None:
+        self.help = (self.help or "").replace("-", _UNBROKEN_HYPHEN)
+        super().format_help_text(ctx, formatter)
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        lines = (self.epilog or "").split("\n")
+        self.epilog = "\n".join(part for line in lines for part in _example_lines(line, formatter.width - 2))
+        super().format_epilog(ctx, formatter)
+
     def collect_usage_pieces(self, ctx: Any) -> list[str]:  # noqa: ARG002
         return ["[OPTIONS]", *map(_in_usage, self._arguments())]
 
@@ -85,12 +100,28 @@ class GroupedCommand(TyperCommand):
         for name, records in groups.items():
             if records:
                 with formatter.section(name):
-                    formatter.write_dl([(f"{left:<{column}}", text) for left, text in records], col_max=widest)
+                    rows = [(f"{left:<{column}}", text.replace("-", _UNBROKEN_HYPHEN)) for left, text in records]
+                    formatter.write_dl(rows, col_max=widest)
         formatter.write_paragraph()
-        formatter.write_text(_VARIABLES)
+        formatter.write_text(_VARIABLES.replace("-", _UNBROKEN_HYPHEN))
 
     def _arguments(self) -> list[TyperArgument]:
         return [param for param in self.params if isinstance(param, TyperArgument) and not param.hidden]
+
+
+def _example_lines(line: str, width: int) -> Iterator[str]:
+    """Yield the lines of one line of the examples in --help. A long command continues after a backslash."""
+    if line.startswith("#") or len(line) <= width:
+        yield from textwrap.wrap(line, width, subsequent_indent="# ") or [line]
+        return
+    start = ""
+    for word in re.findall(r"(?:'[^']*'|\S)+", line):
+        if start.strip() and len(f"{start} {word} \\") > width:
+            yield f"{start} \\"
+            start = f"  {word}"
+        else:
+            start = f"{start} {word}" if start else word
+    yield start
 
 
 def _variable(names: Sequence[str]) -> str:
