@@ -116,6 +116,7 @@ def test_the_list_is_short_and_begins_with_the_users_own_scenarios(
     lines = capsys.readouterr().out.splitlines()
     assert lines[:2] == ["scenarios/", "  mine  My own run"]
     assert "shipped with nsa-harness" in lines[3]
+    assert str(REPOSITORY) not in "".join(lines)
     assert len(lines) < 20
     assert cli.run_command_line(["list", "-v"]) == 0
     assert capsys.readouterr().out.splitlines()[:2] == ["scenarios/", "  mine                    My own run"]

@@ -132,7 +132,8 @@ def test_layers_that_do_not_begin_at_0_keep_their_numbers() -> None:
         [probe(subject, 1, R, {0, 1}, BAD)],
         SearchAnswer(kind=AnswerKind.SINGLE, items=(1,), failing=frozenset({1})),
     )
-    head, line, *_ = Grid(subject=subject, width=100).whole(rows(told))
+    key, head, line, *_ = Grid(subject=subject, width=100).whole(rows(told))
+    assert key.strip() == "■ on, · off; [5,9) is layers 5 to 8"
     assert head.split() == ["layer", "4", "5", "6", "7"]
     assert line.split()[1:4] == ["[4,8)", "→", "[4,6)"]
     assert bisect_words.headline(told) == "layer 5 alone"
@@ -336,8 +337,9 @@ def test_in_all_is_the_time_that_people_waited() -> None:
 
 def test_names_stand_in_their_columns_where_they_fit_and_else_hang_from_them() -> None:
     wide, narrow = (list(Grid(subject=TWO_VARIABLES, width=width).head()) for width in (100, 70))
-    assert [line.rstrip() for line in wide] == ["                variable  NCCL_P2P_DISABLE=1 OMP_NUM_THREADS=4"]
+    assert [line.rstrip() for line in wide[1:]] == ["                variable  NCCL_P2P_DISABLE=1 OMP_NUM_THREADS=4"]
     assert narrow == [
+        "        ■ on, · off",
         "                variable  1 2",
         "                          │ └ OMP_NUM_THREADS=4",
         "                          └ NCCL_P2P_DISABLE=1",
@@ -435,8 +437,8 @@ def test_every_form_of_a_question_has_its_words() -> None:
 def test_every_purpose_has_its_words() -> None:
     told = bisection(TWELVE, [probe(TWELVE, 1, purpose, {7}, BAD) for purpose in Purpose], SINGLE.answer)
     lines = list(Grid(subject=TWELVE, width=120).whole(rows(told)))
-    assert len(lines) == 1 + len(Purpose)
-    steps = {" ".join(line[5:24].split()) for line in lines[1:]}
+    assert len(lines) == 2 + len(Purpose)
+    steps = {" ".join(line[5:24].split()) for line in lines[2:]}
     assert len(steps) >= len(Purpose) - 6  # controls, edges and re-checks share theirs
     assert all(steps)
 

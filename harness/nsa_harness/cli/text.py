@@ -46,8 +46,8 @@ def short_catalog_lines(items: Sequence[SelectedScenario], width: int) -> Iterat
     main, *others = sorted(shipped, key=len)
     count = plural(sum(map(len, shipped.values())), "scenario")
     yield from [""] if users else []
-    yield from paragraph(f"shipped with nsa-harness: {count}; `nsa-harness list -v` describes them", width)
-    yield f"{main}/"
+    hint = "`nsa-harness run NAME` runs one, and `nsa-harness list -v` describes them"
+    yield from paragraph(f"shipped with nsa-harness: {count}; {hint}", width)
     yield from paragraph("  ".join(shipped[main]), width, "  ")
     texts = [f"{len(shipped[name])} in {name.removeprefix(f'{main}/')}/" for name in shipped if name in others]
     yield from paragraph(f"and {' · '.join(texts)}", width, "  ")

@@ -396,6 +396,11 @@ def row_sentence(outcome: Outcome) -> str:
     return steps_and_loss or outcome.verdict.summary
 
 
+def ending(outcome: Outcome) -> str:
+    """Return how the processes of a run ended, or "" for a job that was judged from its files."""
+    return "" if outcome.ending_text == UNWATCHED else outcome.ending_text
+
+
 def times(outcome: Outcome) -> Iterator[str]:
     """Yield the durations of a run as text, such as "launch 2.1 s"."""
     timing = outcome.timing
@@ -423,8 +428,8 @@ def grounds(outcome: Outcome) -> Iterator[tuple[str, tuple[str, ...]]]:
         yield "NCCL", tuple(nccl(outcome.nccl))
     if not is_skip and outcome.ending_text != UNWATCHED:
         yield "times", tuple(times(outcome))
-    if outcome.ending_text:
-        yield "ended", (outcome.ending_text,)
+    if ended := ending(outcome):
+        yield "ended", (ended,)
     if not outcome.trouble and not is_skip:
         yield "not captured", ("nothing: every source could be read",)
 

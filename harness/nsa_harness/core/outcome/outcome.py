@@ -203,7 +203,7 @@ def _ending_from_files(rank: RankEvidence) -> str:
     exception_text = f"raised {rank.exception.type}" if rank.exception else ""
     ending = exit_text(rank.exit.status) if rank.exit else ""
     last_line = f"last line: {shorten(rank.last_line, _MAX_LAST_LINE)}" if rank.last_line and not exception_text else ""
-    return " · ".join(filter(None, (exception_text, ending, last_line))) or "nothing that was read says it"
+    return " · ".join(filter(None, (exception_text, ending, last_line))) or "not known: no file names this rank"
 
 
 _MAX_LAST_LINE = 100  # characters

@@ -209,6 +209,7 @@ class Grid:
         if self.subject.ordered:
             return
         noun = escape(self.subject.noun)
+        yield from paragraph(escape(self._key), self.width, "        ")
         if self._narrow:
             yield cropped(f"{_INDENT}{self._ruler}   {noun}", self.width)
         else:
@@ -311,6 +312,15 @@ class Grid:
                 ruler = f"{ruler:<{column}}{label}"
         return ruler
 
+    @property
+    def _key(self) -> str:
+        """A phrase that explains the characters of the table."""
+        size, nouns = len(self._pools[0]), plural(self.subject.noun)
+        signs = f"{ON} on, {OFF} off"
+        if size > 1:
+            signs = f"one column is {size} {nouns}: {ON} all on, {PARTLY} some on, {OFF} off"
+        return f"{signs}; [5,9) is {nouns} 5 to 8" if self.subject.form is SubjectForm.LAYERS else signs
+
     def _legend(self) -> Iterator[str]:
         if self._labels != self._names:
             indent = len(_INDENT) if self._narrow else len(_INDENT) + self._step + 2
@@ -321,10 +331,6 @@ class Grid:
                 bars = "".join(f"{'│':>{end - before}}" for before, end in pairwise((-1, *ends[:index])))
                 first, rest = (f"{bars:<{ends[index]}}└ ", bars) if hangs else (f"  {label:>3}  ", " " * 7)
                 yield from paragraph(name, self.width, first, f"{rest:<{len(first)}}")
-        if len(self._pools[0]) > 1:
-            size = len(self._pools[0])
-            column_text = f"one column is {size} {plural(self.subject.noun)}: {ON} all on, {PARTLY} some"
-            yield from paragraph(escape(column_text), self.width, "  ")
 
 
 # The picture for the HTML page: one row per probe, one column per item. Only shapes are drawn, in a width of GRID_WIDTH

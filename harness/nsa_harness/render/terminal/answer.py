@@ -188,4 +188,4 @@ def _what_to_do(outcome: Outcome, budget: _Budget, width: int) -> Iterator[str]:
     for finding in answer.other_findings(outcome)[: budget.others]:
         text = f"{finding.code} ({words.certainty(finding.confidence)}): {finding.claim}"
         yield from labelled("also", text, width, ANSWER_LABEL_WIDTH)
-    yield from labelled("ended", outcome.ending_text, width, ANSWER_LABEL_WIDTH)
+    yield from labelled("ended", words.ending(outcome), width, ANSWER_LABEL_WIDTH)
