@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
@@ -29,6 +29,7 @@ from nsa_harness.core.experiment.repeats import with_flakiness
 from nsa_harness.core.plan import RunSpec, Skip
 from nsa_harness.core.report import MachineFacts, Outcome, Report
 from nsa_harness.core.schedule import ONCE, Policy, free_devices
+from nsa_harness.errors import HarnessError
 from nsa_harness.render.events import SCHEMA, Events
 from nsa_harness.render.experiments.live import ExperimentScreen
 from nsa_harness.render.listener import Broadcast, Listener
@@ -37,6 +38,7 @@ from nsa_harness.subject.playbook import PLAYBOOK
 from nsa_harness.supervisor.launch.fork_client import ForkServer
 from nsa_harness.supervisor.launch.machine import machine_facts
 from nsa_harness.supervisor.launch.scenario_files import shipped_plan
+from nsa_harness.supervisor.storage.ledger import read_ledger
 from nsa_harness.supervisor.storage.record import RunRecord, write_record
 from nsa_harness.supervisor.storage.redacted_files import redact_run
 from nsa_harness.supervisor.storage.rundir import RunDir, RunOptions, create_run, lock_run
@@ -348,5 +350,9 @@ def write_report(run: RunDir, report: Report, search: BisectReport | None = None
     """Write all output files of the run, and print a line for each one that cannot be written."""
     from nsa_harness.render.documents.documents import write_documents
 
-    for trouble in write_documents(run, report, PLAYBOOK, search):
+    claim = None
+    with suppress(OSError, HarnessError):  # a ledger that cannot be read costs the answer on the page, not the page
+        lines = read_ledger(run.path.parent).lines
+        claim = next((line for line in reversed(lines) if line.runs[-1:] == (run.run_id,)), None)
+    for trouble in write_documents(run, report, PLAYBOOK, search, claim):
         print(f"{trouble.what} could not be written: {trouble.why}; see {run.log}", file=sys.stderr)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from nsa_harness.core.comparison.severity import severity
+from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.report import Finding, Outcome, Place, Report, Severity, Status
 from nsa_harness.core.search.report import BisectReport
 from nsa_harness.render import answer
@@ -256,6 +257,8 @@ def _what_to_do(outcome: Outcome) -> Iterator[Section]:
     cause = answer.cause_of(outcome)
     if advice := answer.advice(outcome):
         yield Sentence(label="Do:", line=line(advice))
+    if cause and cause.code != Cause.UNKNOWN:
+        yield Sentence(label="Cause:", line=line(f"`{cause.code}`, explained by `nsa-harness explain {cause.code}`"))
     if cause and cause.left_open:
         yield Bullets(title="Open questions:", items=cause.left_open)
 

@@ -25,6 +25,7 @@ from nsa_harness.render.documents.summary_md import summary_md
 from nsa_harness.render.experiments.bisect_json import bisect_json
 from nsa_harness.render.experiments.bisect_md import bisect_md
 from nsa_harness.render.text import escape
+from nsa_harness.supervisor.storage.ledger import LedgerLine
 from nsa_harness.supervisor.storage.rundir import RunDir
 
 _TRACE_COLUMNS = 4000  # characters of a line of traces.log that are read
@@ -35,20 +36,25 @@ _STACK_LINES, _STACK_COLUMNS = 1000, 4000  # lines of a stack file and character
 
 
 def write_documents(
-    run: RunDir, report: Report, playbook: Playbook, search: BisectReport | None = None
+    run: RunDir,
+    report: Report,
+    playbook: Playbook,
+    search: BisectReport | None = None,
+    claim: LedgerLine | None = None,
 ) -> tuple[Trouble, ...]:
     """Write all output files of a run, and return an error for each one that could not be written.
 
     `playbook`: the hypotheses and decision rules for runs of nsa-harness's own program. `search`: the bisection that
-    launched the runs in the report, or None if there was no bisection.
+    launched the runs in the report, or None if there was no bisection. `claim`: the same for a claim or a
+    verification.
     """
     report = replace(report, files=tuple(_collected_files(run, report)))
     documents: list[tuple[Path, Callable[[], str]]] = [
         (run.report, lambda: to_json(report, playbook)),
-        (run.summary, lambda: summary_md(report, playbook)),
+        (run.summary, lambda: summary_md(report, playbook, claim)),
         (run.junit, lambda: junit_xml(report)),
         (run.sarif, lambda: sarif(report, _checkout(run))),
-        (run.html, lambda: report_html(report, playbook, search)),
+        (run.html, lambda: report_html(report, playbook, search, claim)),
         (run.missing_params, lambda: _collected_text(run, report, _MISSING)),
         (run.buckets, lambda: _collected_text(run, report, _BUCKET)),
     ]

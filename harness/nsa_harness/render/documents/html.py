@@ -24,6 +24,7 @@ from nsa_harness.render.experiments import picture as bisect_picture
 from nsa_harness.render.experiments import words as bisect_words
 from nsa_harness.render.sections import Section
 from nsa_harness.render.text import escaped, link_target, with_code
+from nsa_harness.supervisor.storage.ledger import LedgerLine
 from nsa_harness.texts import words
 
 MAX_LANES = 16  # maximum number of bars in the picture of the ranks
@@ -33,16 +34,18 @@ _MAX_LAUNCH_PERCENT = 15.0  # of a bar of the picture of the ranks
 _INNER_FRAMES = 3  # frames of a node of the stack tree that are shown; further frames are folded
 
 
-def report_html(report: Report, playbook: Playbook, search: BisectReport | None = None) -> str:
+def report_html(
+    report: Report, playbook: Playbook, search: BisectReport | None = None, claim: LedgerLine | None = None
+) -> str:
     """Return report.html as text.
 
     Equal reports give equal pages.
     """
-    report, search = escaped((report, search))
+    report, search, claim = escaped((report, search, claim))
     return _TEMPLATE.render(
         title=words.counts_line(report),
-        alone=len(report.outcomes) == 1,
-        sections=report_sections(report, playbook, search),
+        alone=len(report.outcomes) == 1 and search is None and claim is None,
+        sections=report_sections(report, playbook, search, claim),
     )
 
 

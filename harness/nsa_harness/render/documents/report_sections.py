@@ -24,6 +24,7 @@ from nsa_harness.core.report import (
 from nsa_harness.core.search.report import BisectReport
 from nsa_harness.render.answer import outcomes_in_full, sentence
 from nsa_harness.render.costs import COST_HEAD, cost_row, fit_lines
+from nsa_harness.render.documents.trials import answer_section, as_trials, first_of_each_failure
 from nsa_harness.render.sections import (
     Command,
     Counts,
@@ -42,6 +43,7 @@ from nsa_harness.render.sections import (
     run_section,
 )
 from nsa_harness.render.text import link_target
+from nsa_harness.supervisor.storage.ledger import LedgerLine
 from nsa_harness.texts import words
 
 _RUNS_IN_A_CELL = 6
@@ -52,15 +54,25 @@ _RULE_RESULTS = {
 }
 
 
-def report_sections(report: Report, playbook: Playbook, search: BisectReport | None = None) -> Iterator[Section]:
-    """Yield the sections of a report, in reading order."""
+def report_sections(
+    report: Report, playbook: Playbook, search: BisectReport | None = None, claim: LedgerLine | None = None
+) -> Iterator[Section]:
+    """Yield the sections of a report, in reading order.
+
+    `search`, `claim`: the bisection or the claim that launched the runs of the report.
+    """
+    is_experiment = search is not None or claim is not None
+    report = as_trials(report) if is_experiment else report
     in_full = outcomes_in_full(report)
-    alone = len(report.outcomes) == 1
+    in_full = first_of_each_failure(in_full) if is_experiment else in_full
+    alone = len(report.outcomes) == 1 and not is_experiment
     if not alone:
         yield Counts(report=report)
         yield from _interruption(report)
     if search is not None:
         yield Search(report=search)
+    if claim is not None:
+        yield answer_section(claim)
     hypotheses = () if alone else tuple(_hypotheses(report, playbook))
     yield from hypotheses if not in_full else ()
     if not alone:

@@ -21,15 +21,16 @@ from nsa_harness.render.text import (
     markdown_prose,
     markdown_table,
 )
+from nsa_harness.supervisor.storage.ledger import LedgerLine
 from nsa_harness.texts import words
 
 
-def summary_md(report: Report, playbook: Playbook) -> str:
+def summary_md(report: Report, playbook: Playbook, claim: LedgerLine | None = None) -> str:
     """Return SUMMARY.md as text.
 
     Equal reports give equal texts.
     """
-    return "\n".join(_section_lines(report_sections(escaped(report), playbook))) + "\n"
+    return "\n".join(_section_lines(report_sections(escaped(report), playbook, claim=escaped(claim)))) + "\n"
 
 
 def proof_link(path: str) -> str:

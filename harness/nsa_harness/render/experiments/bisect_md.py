@@ -50,10 +50,10 @@ def bisect_md(report: BisectReport, stacks: Mapping[str, str] | None = None) -> 
 
 
 def _head_section(report: BisectReport) -> list[str]:
-    facts = filter(None, (report.answer.kind.value, bisect_words.certainty_text(report.answer)))
+    certainty = bisect_words.certainty_text(report.answer) or report.answer.kind.value
     lines = [f"# {markdown(bisect_words.sentence(report))}", ""]
     lines += [f"{markdown(report.scenario)}: {markdown(bisect_words.question(report))}", ""]
-    lines += [f"**{markdown(' · '.join(facts))}**"]
+    lines += [f"**{markdown(certainty)}**"]
     if setting := bisect_words.setting_text(report):
         lines += ["", f"The setting is {markdown_code(setting)}."]
     if report.interrupted:
