@@ -295,6 +295,7 @@ def _hypotheses(report: Report, playbook: Playbook, width: int) -> Iterator[str]
     if len(lines) == len(rows) + 1:
         yield from lines
     else:
+        yield "  hypotheses"
         for result, group in groupby(rows, key=lambda row: row.answer):
             texts = [words.hypothesis_in_line(row) for row in group]
             yield from labelled(result.value, " · ".join(texts), width, _RESULT_WIDTH)
