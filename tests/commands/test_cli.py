@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -148,6 +149,26 @@ def test_a_time_limit_of_another_name_is_answered_with_ours(
     error = capsys.readouterr().err
     assert answer in error
     assert "Possible options" not in error
+
+
+class _Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_message_on_a_terminal_breaks_between_words_and_keeps_a_command_whole(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    terminal = _Terminal()
+    monkeypatch.setattr("sys.stderr", terminal)
+    monkeypatch.setenv("COLUMNS", "50")
+    assert cli.run_command_line(["run", "a_script_with_a_long_name.py", "--timeout=60"]) == 2
+    *words, command = terminal.getvalue().splitlines()
+    assert max(map(len, words)) <= 50
+    assert " ".join(words).startswith(
+        "`nsa-harness run` has no option --timeout. The setting limits.deadline_s=SECONDS"
+    )
+    assert command == "  nsa-harness run a_script_with_a_long_name.py limits.deadline_s=60"
 
 
 def test_a_timeout_of_the_users_program_is_passed_on(here: Path, requests: list[RunRequest]) -> None:

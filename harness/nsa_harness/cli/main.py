@@ -257,7 +257,7 @@ def _report_error(text: str, code: int, *, as_json: bool) -> int:
     columns = shutil.get_terminal_size().columns if sys.stderr.isatty() else 0
     for line in text.split("\n"):
         is_command = not columns or line.startswith(" ")
-        print(line if is_command else "\n".join(paragraph(line, columns, "", "  ")), file=sys.stderr)
+        print(line if is_command else "\n".join(paragraph(line, columns)), file=sys.stderr)
     if as_json:
         event = {"schema": 1, "event": "error", "t_s": None, "run_id": None, "scenario": None, "message": text}
         print(json.dumps(event), flush=True)

@@ -170,7 +170,10 @@ def _measurements(outcome: Outcome, width: int) -> Iterator[str]:
 def _times(outcome: Outcome, width: int) -> Iterator[str]:
     timing = outcome.timing
     launch_s, finish_s = timing.launch_s or 0.0, timing.teardown_s or 0.0
-    running = " · ".join(words.numbers(outcome))
+    in_table = "peak memory:" in words.vital_table(outcome)[0]
+    running = sections.join_texts(
+        text for text in words.numbers(outcome) if not (in_table and text.startswith("peak memory"))
+    )
     rows = (
         ("launch", timing.launch_s, ""),
         ("run", max(timing.wall_s - launch_s - finish_s, 0.0), running),
