@@ -106,7 +106,7 @@ def draw_bisection(work: Path) -> None:
     work.mkdir()
     output = _nsa_harness(work, *BISECT_COMMAND, capture=True)
     run = (work / "reports" / "latest").resolve()
-    screen = _without_paths(output[output.index("BISECT") :], work).replace(f"reports/{run.name}", "reports/latest")
+    screen = without_paths(output[output.index("BISECT") :], work).replace(f"reports/{run.name}", "reports/latest")
     command = f"nsa-harness {' '.join(BISECT_COMMAND)}"
     pictures.save_terminal(screen.splitlines(), STYLES, IMAGES / "bisect-terminal.svg", command=command)
     _replace_paths(run, work)
@@ -158,7 +158,7 @@ def _render_again(run: Path) -> None:
         path.write_text(re.sub(r'("kernel": ?)"[^"]*"', r'\1"(removed)"', text))
 
 
-def _without_paths(text: str, work: Path) -> str:
+def without_paths(text: str, work: Path) -> str:
     """Return the text with directory names of this machine replaced by neutral ones."""
     directories = {
         str(work.resolve()): "/home/user/work",
@@ -178,7 +178,7 @@ def _replace_paths(run: Path, work: Path) -> None:
             text = path.read_text()
         except UnicodeDecodeError:  # a binary file of a run that is only drawn
             continue
-        path.write_text(_without_paths(text, work))
+        path.write_text(without_paths(text, work))
 
 
 def _files(run: Path) -> Iterator[Path]:

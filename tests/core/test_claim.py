@@ -376,14 +376,14 @@ def test_effects_are_those_of_the_runs_that_passed_with_their_spread() -> None:
     step, whole, memory = effects(trials)
     assert step.first is not None
     assert (step.name, step.first.middle, step.first.low, step.first.high, step.first.count) == (
-        "a step",
+        "step time",
         2.0,
         1.0,
         3.0,
         2,
     )
     assert (step.change, step.overlaps) == (0.5, True)
-    assert whole.name == "a run"
+    assert whole.name == "run time"
     assert (memory.change, memory.overlaps) == (0.5, False)
 
 

@@ -228,8 +228,8 @@ class Effect:
 
 
 _QUANTITIES = (
-    ("a step", "s", "step_s"),
-    ("a run", "s", "wall_s"),
+    ("step time", "s", "step_s"),
+    ("run time", "s", "wall_s"),
     ("loss", "", "loss"),
     ("memory", "bytes", "rss_bytes"),
     ("GPU memory", "bytes", "gpu_bytes"),
