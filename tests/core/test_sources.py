@@ -217,6 +217,23 @@ def test_who_stands_behind_the_loops_around_another_line_has_left_them(
     assert [one.line for one in found] == [at(one) for one in left]
 
 
+FLAT = """\
+for batch in batches:
+    train(batch)
+dist.barrier()
+def save():
+    dist.barrier()
+"""
+
+
+def test_statements_outside_of_functions_are_one_function_although_each_is_kept_alone() -> None:
+    program = ProgramSource(tuple(excerpts(USER, FLAT, {2, 3, 5})))
+    assert [one.first for one in program.excerpts] == [1, 3, 4]
+    assert [loop.line for loop in program.loops_left(inside=line(2), outside=line(3))] == [1]
+    assert program.loops_left(inside=line(2), outside=line(5)) == (), "in another function"
+    assert program.are_alternatives([line(2)], [line(3)]), "not known: only lines of one statement are compared"
+
+
 def test_an_excerpt_that_cannot_be_read_alone_leads_nowhere() -> None:
     broken = Source(file=USER, first=1, text="    if rank == 0:\n  barrier()")
     assert ProgramSource((broken,)).branches(line(2)) == ()

@@ -82,9 +82,12 @@ class ProgramSource:
         return excerpt.text.splitlines()[place.line - excerpt.first].strip()[:200]
 
     def same_function(self, line: Line, other: Line) -> bool:
-        """Return whether both lines are in the same stored function."""
-        excerpt = self.excerpt(line)
-        return excerpt is not None and excerpt is self.excerpt(other)
+        """Return whether both lines are in the same stored function, or both are outside of functions in one file."""
+        excerpt, other_excerpt = self.excerpt(line), self.excerpt(other)
+        if excerpt is None or other_excerpt is None or excerpt.file != other_excerpt.file:
+            return False
+        # The statements of a file outside of functions are stored one by one.
+        return excerpt is other_excerpt or (excerpt.function is None and other_excerpt.function is None)
 
     # Branches and loops.
 
@@ -175,7 +178,8 @@ class ProgramSource:
             if line is None or other_line is None:
                 return True
             if (line.file, line.line) != (other_line.file, other_line.line):
-                is_known = self.same_function(line, other_line)
+                excerpt = self.excerpt(line)
+                is_known = excerpt is not None and excerpt is self.excerpt(other_line)
                 return not is_known or self._around(line).are_alternatives(line.line or 0, other_line.line or 0)
         return True
 
