@@ -32,7 +32,7 @@ from hypothesis import strategies as st
 
 from nsa_harness.commands.judge import judge_evidence
 from nsa_harness.core.comparison.severity import strict_exit_code
-from nsa_harness.core.evidence.evidence import Ending, Evidence, RankEvidence
+from nsa_harness.core.evidence.evidence import Collective, Ending, Evidence, RankEvidence
 from nsa_harness.core.evidence.gradients import RankTraces
 from nsa_harness.core.outcome.outcome import ruled_out_causes, skipped_outcome, summarize_rank, unjudged_outcome
 from nsa_harness.core.plan import Bound, Expect, Fault, Skip
@@ -205,16 +205,42 @@ def test_parameters_without_gradient_are_known_only_where_every_rank_traced(
 
 
 def test_a_hang_says_the_last_collective_that_every_rank_has_left() -> None:
-    boards = [
-        board(mark("backward", at_s=9.0), calls=(call(1, left_s=4.0), call(2, left_s=end))) for end in (5.0, None)
-    ]
+    boards = [board(mark(at_s=9.0), calls=(call(1, left_s=4.0), call(2, left_s=end))) for end in (5.0, None)]
     ranks = tuple(
         rank_evidence(rank, status_file=one, exit=ended(rank, -15, by_us=True)) for rank, one in enumerate(boards)
     )
-    assert outcome(stalled(*HUNG, ranks=ranks)).last_agreed == "all_reduce (ada/train.py:37, step 1)"
+    assert outcome(stalled(*LOCKED, ranks=ranks)).last_agreed == "all_reduce (ada/train.py:37, step 1)"
     blind = (ranks[0], replace(ranks[1], status_file=None))
     assert outcome(stalled(*HUNG, ranks=blind)).last_agreed is None
     assert outcome(evidence(left(0, status_file=boards[0]), left(1, status_file=boards[0]))).last_agreed is None
+
+
+LOCKED = (locked_in_backward(0), locked_in_backward(1))
+_DDP = (collective(1, retired=True, created_ns=5 * 10**9), collective(2, retired=True, created_ns=6 * 10**9))
+
+
+@pytest.mark.parametrize(
+    ("recorders", "last_shared"),
+    [
+        (((), ()), None),
+        ((_DDP, ()), None),
+        ((_DDP, _DDP), "all_reduce #2 (by DDP or FSDP, step 1)"),
+        ((_DDP, (_DDP[0], replace(_DDP[1], retired=False))), "all_reduce #1 (by DDP or FSDP, step 1)"),
+        ((_DDP, (_DDP[0], replace(_DDP[1], op="barrier"))), "all_reduce #1 (by DDP or FSDP, step 1)"),
+        ([tuple(replace(one, group="3") for one in _DDP)] * 2, "all_reduce #2 of group 3 (by DDP or FSDP, step 1)"),
+    ],
+    ids=["no recorder", "one recorder", "both", "one waits", "another call", "a group"],
+)
+def test_a_call_before_the_gradients_were_reduced_is_not_the_last_shared_one(
+    recorders: Sequence[tuple[Collective, ...]], last_shared: str | None
+) -> None:
+    """DDP reduces gradients in C++, so only the flight recorder shows these calls."""
+    setup = board(mark("backward", at_s=9.0), calls=(call(1, "init_process_group"),), steps_s=((1, 8.0),), zero_ns=0)
+    ranks = tuple(
+        rank_evidence(rank, status_file=setup, collectives=one, exit=ended(rank, -15, by_us=True))
+        for rank, one in enumerate(recorders)
+    )
+    assert outcome(stalled(*LOCKED, ranks=ranks)).last_agreed == last_shared
 
 
 def test_a_skip_keeps_what_the_scenario_set() -> None:

@@ -337,11 +337,8 @@ def culprit_line(outcome: Outcome) -> str:
 
 
 def last_shared(outcome: Outcome) -> str:
-    """Describe the last collective that all ranks completed, or return "" if it is unknown.
-
-    Only collectives called from Python count. DDP calls its own collectives below Python.
-    """
-    return f"{outcome.last_agreed}, the last call from Python that every rank completed" if outcome.last_agreed else ""
+    """Describe the last collective that all ranks completed, or return "" if it is unknown."""
+    return f"{outcome.last_agreed}, the last collective that every rank completed" if outcome.last_agreed else ""
 
 
 def numbers(outcome: Outcome) -> Iterator[str]:

@@ -10,7 +10,6 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import asdict, replace
 
-from nsa_harness.core.collectives.reasons import last_common_call
 from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.diagnosis.confidence import EvidenceKind
 from nsa_harness.core.diagnosis.context import layer_of, meshes
@@ -20,10 +19,10 @@ from nsa_harness.core.evidence.evidence import Ending, Evidence, RankEvidence, R
 from nsa_harness.core.evidence.host import Gpu, sigterm_reaction
 from nsa_harness.core.evidence.stacks import recomputed_frame, user_frame
 from nsa_harness.core.outcome.callstacks import call_stacks
+from nsa_harness.core.outcome.last_shared import last_shared_call
 from nsa_harness.core.outcome.wording import (
     Meshes,
     coordinates,
-    location_in_brackets,
     number_of,
     rank_names,
     shorten,
@@ -340,7 +339,7 @@ def outcome_of(
         repeat_command=repeat,
         next_command=None,
         missing_gradients=_missing_gradients(evidence),
-        last_agreed=_last_agreed(evidence) if verdict.status is Status.HANG else None,
+        last_agreed=last_shared_call(evidence, judgement) if verdict.status is Status.HANG else None,
         stacks=tuple(
             replace(stack, proof=stack.proof and f"{directory}/{stack.proof}")
             for stack in call_stacks(evidence, judgement, culprit)
@@ -609,16 +608,6 @@ def _missing_gradients(evidence: Evidence) -> tuple[str, ...] | None:
     if not traces or any(trace.missing_count is None for trace in traces):
         return None
     return tuple(sorted({name for trace in traces for name in trace.missing_parameters}))
-
-
-def _last_agreed(evidence: Evidence) -> str | None:
-    """Return the last collective that all ranks completed, as text with its location, or None if it is unknown."""
-    status_files = {rank.rank: rank.status_file for rank in evidence.ranks if rank.status_file is not None}
-    call = last_common_call(status_files) if len(status_files) == len(evidence.ranks) else None
-    if call is None:
-        return None
-    counts_steps = any(status_file.has_optimizer or status_file.steps_s for status_file in status_files.values())
-    return f"{call.op}{location_in_brackets(call.place, call.step if counts_steps else None)}"
 
 
 def _steps_done(rank: RankEvidence) -> int | None:

@@ -103,7 +103,7 @@ class OutcomeDetail(_FirstDetail, total=False):
     criteria: Annotated[Pairs, doc("limits and expectations that decide the verdict")]
     missing_gradients: Annotated[Texts | None, doc("parameters without a gradient; null if not traced on every rank")]
     last_agreed: Annotated[
-        str | None, doc("for a HANG, the last collective called from Python that every rank completed; or null")
+        str | None, doc("for a HANG, the last collective that every rank completed; null if it is not known")
     ]
     deepening: Annotated[
         DiagnosticRerun | None,
