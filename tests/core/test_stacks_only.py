@@ -128,6 +128,21 @@ def test_the_sentence_says_who_stands_in_what_and_no_group_or_number_that_nobody
     assert diagnose(found, judge(found)).culprit.collective is None  # type: ignore[union-attr]
 
 
+def in_wait(rank: int, *frames: Frame) -> RankSnapshot:
+    """A rank that waits for the handle of an asynchronous collective, which only its native frames show."""
+    looked = rank_snapshot(rank, *frames)
+    native = ("c10d::Work::wait(std::chrono::milliseconds) (libtorch_cpu.so)",)
+    return replace(looked, stacks=(replace(looked.stacks[0], native=native),))
+
+
+def test_waits_for_handles_in_different_lines_are_told_apart_like_calls() -> None:
+    in_save, loop, behind = IN_SAVE[2:], line("loss = "), line("dist.all_gather")
+    found = seen(in_wait(0, *in_save), in_wait(1, loop))
+    assert blamed(found) == ("rank0_only_collective", (0,), line("if rank == 0:").line, LIKELY)
+    assert blamed(seen(in_wait(0, loop), in_wait(1, behind)))[:3] == ("rank_conditional_collective", (1,), 7)
+    assert blamed(seen(in_wait(0, loop), in_wait(1, loop)))[0] == "unknown"
+
+
 def test_most_ranks_are_right_whatever_their_number() -> None:
     cause, ranks, _, _ = blamed(hung(IN_SAVE, *[IN_BACKWARD] * 7))
     assert (cause, ranks) == ("rank0_only_collective", (0,))

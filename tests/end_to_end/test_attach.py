@@ -67,6 +67,8 @@ def hung_job(workspace: Workspace) -> Iterator[tuple[subprocess.Popen[bytes], Pa
 
 RANK0_BARRIER = (str(PROGRAMS.parent / "faults" / "groups_rank0_barrier.py"), "fault")
 SKIPPED_CALL = (str(PROGRAMS / "diverge.py"), "skips")
+EXTRA_HANDLE, SHORTER_LOOP = ((str(PROGRAMS / "two_handles.py"), part) for part in ("extra", "shorter"))
+WORK_WAITS = ["Work.wait", "Work.wait"]
 
 
 @pytest.mark.slow
@@ -75,6 +77,8 @@ SKIPPED_CALL = (str(PROGRAMS / "diverge.py"), "skips")
     [
         (RANK0_BARRIER, "rank0_only_collective", None, ["barrier", "all_reduce (DDP)"]),
         (SKIPPED_CALL, "rank_conditional_collective", "if number == 4 and", ["all_reduce", "barrier"]),
+        (EXTRA_HANDLE, "rank0_only_collective", "if part ==", WORK_WAITS),
+        (SHORTER_LOOP, "rank_conditional_collective", "for step in", WORK_WAITS),
     ],
 )
 def test_stacks_alone_name_the_line_that_a_run_with_marks_names(

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from nsa_harness import protocol
 from nsa_harness.core.evidence.evidence import TRAINING, Call, Collective, Frame, Stack, StatusFile
-from nsa_harness.core.evidence.stacks import group_call, is_library
+from nsa_harness.core.evidence.stacks import GroupCall, NativeWait, group_call, is_library, native_wait
 from nsa_harness.core.evidence.steps import SETUP, elements, entered_s, python_calls
 from nsa_harness.core.report import Place
 from nsa_harness.core.verdict.group_waits import TRANSFERS, call_of_stack, operation
@@ -161,6 +161,8 @@ def timeline_of_stack(rank: int, stack: Stack | None, at_s: float) -> Timeline:
     """Return a timeline of at most one call for a rank of which only the stack is known."""
     frames = stack.frames if stack else ()
     stack_call = group_call(frames)
+    if stack is not None and stack_call is None and native_wait(stack) is NativeWait.WORK:
+        stack_call = GroupCall(op=NativeWait.WORK.value, by="")
     chain = _own_lines(frames)
     call = call_of_stack(stack) if stack else None
     if stack_call is None:
