@@ -99,9 +99,9 @@ def departed(found: Finding) -> tuple[str, str, int]:
     return facts["did"], facts["op"], facts["line"]["line"]
 
 
-def unmatched(*made: tuple[str, int]) -> Evidence:
-    """Rank 1 waits in a receive of its third round; rank 0 stands in the last of these calls."""
-    waits = rounds(RECV, MEET, RECV, MEET, RECV, rank=1)
+def unmatched(*made: tuple[str, int], last: tuple[str, int] = RECV) -> Evidence:
+    """Rank 1 waits in a receive of its third round, or in `last`; rank 0 stands in the last of these calls."""
+    waits = rounds(RECV, MEET, RECV, MEET, last, rank=1)
     stands = rounds(*made, peer=1)
     wait = rank_snapshot(1, frame(3000, file="/x/torch/distributed/distributed_c10d.py"), frame(31), status_file=waits)
     looks = (in_all_reduce(0, collective(3, "barrier"), status_file=stands), wait)
@@ -147,6 +147,13 @@ def test_of_a_rank_that_went_on_from_its_rounds_that_is_told_with_what_let_it_ou
     assert (found.code, found.ranks, found.place, found.confidence) == ("p2p_unmatched", (0,), line(30), 0.9)
     assert departed(found) == ("left its rounds", "send", 30)
     assert main(replace(seen, sources=SOURCES)).place == line(27)
+
+
+@pytest.mark.parametrize("made", [(("recv", 28), SEND, AFTER), (SEND, MEET, SEND, MEET, AFTER)])
+def test_the_rounds_say_nothing_if_the_rank_that_waits_has_left_them_too(made: tuple[tuple[str, int], ...]) -> None:
+    found = main(unmatched(*made, last=("recv", 82)))
+    assert (found.code, found.ranks, found.confidence) == ("p2p_unmatched", (0,), 0.8)
+    assert found.facts["departed"]["did"] == "went past"
 
 
 def partners(*peers: int, rank: int) -> StatusFile:

@@ -409,7 +409,9 @@ def _difference_facts(context: DiagnosisContext, difference: Difference) -> Fact
     others = tuple(rank for rank, _ in difference.entered_events if rank not in difference.ranks)
     expected, first = difference.expected, difference.ranks[:1]
     own_event = difference.event(first[0]) if first else None
+    is_ddp = expected is not None and not expected.from_python and expected.op.startswith("all_reduce")
     return {
+        **({"reduces_gradients": is_ddp} if difference.kind is Kind.COUNT else {}),
         "variant": "repeated" if _is_repeated(difference) else difference.kind.value,
         "others": others,
         "remaining": _other_ranks(difference),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from nsa_harness.core.collectives.alignment import last_transfer_of_loop, pattern_break
 from nsa_harness.core.collectives.call_history import call_with_changed_peer
-from nsa_harness.core.collectives.timeline import Event
+from nsa_harness.core.collectives.timeline import Event, Timeline
 from nsa_harness.core.diagnosis.call_paths import branch_that_skipped_call, rank_that_skipped_wait
 from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.diagnosis.confidence import EvidenceKind
@@ -104,7 +104,9 @@ def _find_pattern_break(context: DiagnosisContext, roots: Sequence[Wait]) -> _Pa
     """
     ranks = sorted({rank for root in roots for rank in (root.rank, *root.peers)})
     timelines = {rank: context.timelines[rank] for rank in ranks if rank in context.timelines}
-    awaited_timelines = {rank: line for rank, line in timelines.items() if any(rank in root.peers for root in roots)}
+    # If a waiting rank has left its loop too, the pattern of the loop does not show which rank is wrong.
+    awaited_ranks = {peer for root in roots if _is_in_loop(timelines.get(root.rank)) for peer in root.peers}
+    awaited_timelines = {rank: line for rank, line in timelines.items() if rank in awaited_ranks}
     ended_loops = {rank: event for rank, line in awaited_timelines.items() if (event := last_transfer_of_loop(line))}
     if len(ended_loops) == 1:
         ((rank, last),) = ended_loops.items()
@@ -133,6 +135,12 @@ def _find_pattern_break(context: DiagnosisContext, roots: Sequence[Wait]) -> _Pa
         facts = {"did": "took another peer", "op": call.op, "line": call.place}
         return _PatternBreak(rank=rank, place=call.place, step=call.step, facts=facts)
     return None if ended_loops or departures or partner_changes else _skipped_wait(context, roots)
+
+
+def _is_in_loop(line: Timeline | None) -> bool:
+    """Return whether the rank has made its latest call before, so that it is still in its loop of transfers."""
+    latest = line.events[-1] if line and line.events else None
+    return line is None or latest is None or any(event.site == latest.site for event in line.events[:-1])
 
 
 def _skipped_wait(context: DiagnosisContext, roots: Sequence[Wait]) -> _PatternBreak | None:
