@@ -1,4 +1,4 @@
-"""What to do depends on the facts of the run: the condition, the loop, the transfers that it shows."""
+"""Advice and claims that depend on the facts of the run: the condition, the loop, the transfers, the counts."""
 
 from __future__ import annotations
 
@@ -116,4 +116,16 @@ def test_transfers_that_do_not_match(waits: tuple[bool | None, ...], did: str, s
 def test_transfers_of_which_both_halves_were_called() -> None:
     assert advice("p2p_unmatched", variant="halves do not match").startswith(
         "Compare tag, group and order on both ranks"
+    )
+
+
+@pytest.mark.parametrize(
+    ("sizes", "text"), [((1, 3), "1 element on rank 0, 3 elements on rank 1"), ((0, 2), "0 elements")]
+)
+def test_a_single_element_is_counted_in_the_singular(sizes: tuple[int, int], text: str) -> None:
+    entered = tuple({"ranks": (rank,), **call("all_reduce"), "value": size} for rank, size in enumerate(sizes))
+    assert text in render_template(
+        "shape_mismatch",
+        "claim",
+        {"variant": "shape", "step": None, "entered": entered, "condition": None, "inside_with": None},
     )

@@ -178,16 +178,20 @@ def wait_cycle(waits: Sequence[Mapping[str, Any]]) -> str:
 
 
 def on_ranks(values: Sequence[Mapping[str, Any]], *patterns: str) -> str:
-    """Return values grouped by rank, such as "4 elements on rank 0, 2 elements on rank 1".
+    """Return values grouped by rank, such as "4 elements on rank 0, 1 element on rank 1".
 
-    `values` is the result of `ranks_by_facts`. `patterns` are texts such as "{elements} elements" that contain names of
-    facts. Each value uses the first pattern for which it has all facts, or else the last pattern. `{own_line}` becomes
-    " (own/train.py:12)" if the lines of the values differ, and otherwise "".
+    `values` is the result of `ranks_by_facts`. `patterns` are texts such as "{value} element{plural}" that contain
+    names of facts. Each value uses the first pattern for which it has all facts, or else the last pattern. `{own_line}`
+    becomes " (own/train.py:12)" if the lines of the values differ, and otherwise "". `{plural}` becomes "s" unless the
+    fact `value` is 1.
     """
     lines_differ = any(value.get("line") != values[0].get("line") for value in values)
     own_lines = [location_in_brackets(value.get("line")) if lines_differ else "" for value in values]
     texts = [
-        (rank, _fill_pattern(patterns, {**value, "own_line": own_line}))
+        (
+            rank,
+            _fill_pattern(patterns, {**value, "own_line": own_line, "plural": "" if value.get("value") == 1 else "s"}),
+        )
         for value, own_line in zip(values, own_lines, strict=True)
         for rank in value["ranks"]
     ]

@@ -88,6 +88,7 @@ def _dropped_batch(context: DiagnosisContext) -> Reason | None:
             "others": batch.others,
             "events": batch.event_count,
             "usual_events": batch.usual_count,
+            "steps_done": steps[-1][0] if (steps := context.status_files[batch.rank].steps_s) else None,
             "exception": {"type": exception.type, "line": exception.place} if exception else None,
             "caught_at": jump if is_handled else None,
             "printed": "" if exception else _last_error_line(context, batch.rank),
