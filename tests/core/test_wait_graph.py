@@ -78,6 +78,14 @@ def test_a_collective_has_the_name_of_the_call_from_python_and_not_that_of_gloos
     assert only(*ranks).blocked_in == text
 
 
+def test_a_call_of_a_subgroup_is_told_with_its_group() -> None:
+    """Each group counts its calls from 1, so a number alone says nothing."""
+    pending = collective(3, "barrier", group="5")
+    board_of_both = board(groups={"5": (0, 1)})
+    ranks = [in_all_reduce(rank, *entries, status_file=board_of_both) for rank, entries in enumerate(([pending], []))]
+    assert graph(*ranks).waits[0].blocked_in == "barrier #3 of group 5"
+
+
 def test_a_rank_that_moves_waits_for_nothing() -> None:
     before = rank_snapshot(0, frame(10), status_file=board(mark()))
     after = replace(before, status_file=board(replace(mark(), count=2)))

@@ -129,3 +129,14 @@ def test_a_single_element_is_counted_in_the_singular(sizes: tuple[int, int], tex
         "claim",
         {"variant": "shape", "step": None, "entered": entered, "condition": None, "inside_with": None},
     )
+
+
+def test_calls_of_several_groups_are_told_with_their_groups() -> None:
+    waits = [
+        {"rank": rank, "waits_for": 1 - rank, "never_entered": False, "call": {**call("barrier"), "group": group}}
+        for rank, group in enumerate(("0", "tp"))
+    ]
+    assert render_template("cross_group_deadlock", "claim", {"waits": waits, "took_another_order": False}) == (
+        "2 ranks wait for each other across process groups: rank 0 waits for rank 1 in barrier #4 of the default group"
+        " (own/train.py:31), rank 1 waits for rank 0 in barrier #4 of group tp (own/train.py:31)"
+    )

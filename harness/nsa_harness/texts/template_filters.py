@@ -6,12 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from string import Formatter
 from typing import Any
 
-from nsa_harness.core.outcome.wording import location, location_in_brackets, number_of, shorten
+from nsa_harness.core.outcome.wording import location, location_in_brackets, number_of, of_group, shorten
 from nsa_harness.texts.causes import sections
 from nsa_harness.texts.words import listing, ranks, ranks_by_text, verb_for
 
 _GIB, _MIB = 1 << 30, 1 << 20
-_WORLD_GROUPS = ("", "0")  # the unknown group and the group of all ranks; sentences do not name them
 
 
 def gibibytes(size_bytes: float) -> str:
@@ -43,11 +42,6 @@ def in_step(step: int | None) -> str:
 def of_step(step: int | None) -> str:
     """Return " of step 3" for step 3, or "" for None."""
     return "" if step is None else f" of step {step}"
-
-
-def of_group(group: str) -> str:
-    """Return " of group tp" for the process group `tp`, or "" for the default group."""
-    return "" if group in _WORLD_GROUPS else f" of group {group}"
 
 
 def child_wait(kind: str) -> str:
@@ -168,12 +162,14 @@ _MAX_CYCLE_LINKS = 4  # waits that a sentence lists; the others are only counted
 def wait_cycle(waits: Sequence[Mapping[str, Any]]) -> str:
     """Describe a cycle of waits by naming, for each rank, the rank that it waits for.
 
-    Example: "rank 0 waits for rank 1 in all_reduce #3, rank 1 waits for rank 0 in barrier #9".
+    Example: "rank 0 waits for rank 1 in all_reduce #3 of group tp, rank 1 waits for rank 0 in barrier #9 of group dp".
     """
     texts = []
     for link in waits[:_MAX_CYCLE_LINKS]:
         never = ", which never called a collective of that group" if link["never_entered"] else ""
-        texts.append(f"rank {link['rank']} waits for rank {link['waits_for']} in {located_call(link['call'])}{never}")
+        of_default = " of the default group" if link["call"]["group"] == "0" else ""
+        call = f"{operation(link['call'])}{of_default}{location_in_brackets(link['call']['line'])}"
+        texts.append(f"rank {link['rank']} waits for rank {link['waits_for']} in {call}{never}")
     return first_few(texts, len(waits), most=_MAX_CYCLE_LINKS)
 
 

@@ -9,7 +9,7 @@ from nsa_harness.core.collectives.timeline import Event, Timeline
 from nsa_harness.core.diagnosis.context import DiagnosisContext
 from nsa_harness.core.evidence.evidence import Call, Evidence, StatusFile
 from nsa_harness.core.evidence.steps import SETUP
-from nsa_harness.core.outcome.wording import location_in_brackets
+from nsa_harness.core.outcome.wording import location_in_brackets, of_group
 from nsa_harness.core.verdict.verdict import Judgement
 
 
@@ -27,7 +27,7 @@ def last_shared_call(evidence: Evidence, judgement: Judgement) -> str | None:
     counts_steps = any(status_file.has_optimizer or status_file.steps_s for status_file in status_files.values())
     if event is not None and (call is None or not call.op.startswith(SETUP) or event.at_s > call.entered_s):
         step = event.step if counts_steps else None
-        name = f"{event.op} #{event.seq}" + ("" if event.group == "0" else f" of group {event.group}")
+        name = f"{event.op} #{event.seq}{of_group(event.group)}"
         if event.from_python:
             return f"{name}{location_in_brackets(event.place, step)}"
         return f"{name} (by DDP or FSDP{'' if step is None else f', step {step}'})"

@@ -63,6 +63,14 @@ def location(place: Place | None) -> str:
     return place.module or place.parameter or ""
 
 
+_WORLD_GROUPS = ("", "0")  # the unknown group and the group of all ranks
+
+
+def of_group(group: str) -> str:
+    """Return " of group tp" for the process group `tp`, or "" for the default group."""
+    return "" if group in _WORLD_GROUPS else f" of group {group}"
+
+
 def shorten(text: str, limit: int = 200) -> str:
     """Return the text on one line with at most `limit` characters."""
     line = " ".join(text.split())

@@ -24,6 +24,7 @@ from nsa_harness.core.evidence.stacks import (
     user_frame,
 )
 from nsa_harness.core.evidence.steps import python_calls
+from nsa_harness.core.outcome.wording import of_group
 from nsa_harness.core.verdict.group_waits import TRANSFERS, JobState, group_wait, job_state, operation
 from nsa_harness.core.verdict.host_waits import compiles, host_wait, is_library
 from nsa_harness.core.verdict.motion import (
@@ -224,7 +225,7 @@ def _group_wait_text(state: WaitState, stack: Stack | None, status_file: StatusF
         # gloo records some operations under another name: the call from Python has the name that the program uses.
         calls = python_calls(status_file, [state.collective]) if status_file else {}
         name = next((operation(entered) for entered in calls.values()), state.collective.op)
-        return f"{name} #{state.collective.seq}"
+        return f"{name} #{state.collective.seq}{of_group(state.collective.group)}"
     if call is None:
         stack_call = group_call(frames)
         wait = native_wait(stack) if stack and not stack_call else None
