@@ -35,6 +35,8 @@ BY_HAND: dict[str, list[dict[str, Any]]] = {
     "hidden_package": [{"file": "/own/torch.py", "launcher": launcher} for launcher in (False, True)],
     "framework_phase": [
         {
+            "hooks": hooks,
+            "conditions": conditions,
             "framework": "lightning",
             "called_at": LINE,
             "positions": (
@@ -42,7 +44,11 @@ BY_HAND: dict[str, list[dict[str, Any]]] = {
                 {"ranks": (1,), "function": "Checkpoint.on_train_end", "line": LINE},
             ),
             "last_callbacks": ({"ranks": (0, 1, 2), "function": "training_step", "line": LINE},),
-        },
+        }
+        for hooks, conditions in (
+            (("Net.training_step",), ()),
+            (("Stop.on_fit",) * 4, ({"function": "Stop.on_fit", "text": "if rank == 1", "line": LINE},) * 2),
+        )
     ],
     "rank_conditional_collective": [
         {

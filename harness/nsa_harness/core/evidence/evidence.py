@@ -485,6 +485,7 @@ class Source:
     file: str
     first: int  # number of the first line
     text: str
+    hook: str = ""  # qualified name of a method that a framework calls, such as "Stop.on_train_batch_end"
 
 
 @stored_as(

@@ -10,9 +10,10 @@ from functools import lru_cache
 from pathlib import PurePosixPath
 
 from nsa_harness.core.evidence.evidence import Evidence, Frame, Source
-from nsa_harness.core.evidence.stacks import is_library
+from nsa_harness.core.evidence.stacks import framework_frames, is_library, package_of
 from nsa_harness.core.report import Place
 from nsa_harness.core.source_code.excerpt import Excerpt, Function, calls_in, parse_excerpt, parse_python
+from nsa_harness.core.source_code.hooks import hooks
 from nsa_harness.core.source_code.program_source import MAX_CALLS, STORE_SETTERS
 
 _MAX_LINES = 400  # longest function that is stored
@@ -39,6 +40,8 @@ def program_sources(evidence: Evidence, text_of: Callable[[str], str]) -> Iterat
     for imported_path in [path for file, text in texts.items() for path in _imported_files(file, text)]:
         if imported_path not in texts and not is_library(imported_path) and (text := text_of(imported_path)):
             texts[imported_path] = text
+    for package in frameworks(evidence):
+        yield from hooks(texts, package)
     functions = [function for file, text in texts.items() for function in _functions(file, text)]
     yielded = {(excerpt.file, excerpt.first) for excerpt in excerpts_of_pass}
     for _ in range(MAX_CALLS):
@@ -62,6 +65,13 @@ def program_sources(evidence: Evidence, text_of: Callable[[str], str]) -> Iterat
         ]
         yielded |= {(excerpt.file, excerpt.first) for excerpt in excerpts_of_pass}
         yield from excerpts_of_pass
+
+
+def frameworks(evidence: Evidence) -> set[str]:
+    """Return the installed packages, other than torch, that the program called and that ranks were last seen in."""
+    last = evidence.snapshots[-1].ranks if evidence.snapshots else ()
+    stacks = (stack for rank in last for stack in rank.stacks)
+    return {package_of(frame.file) for stack in stacks for frame in framework_frames(stack.frames)}
 
 
 def program_lines(evidence: Evidence) -> dict[str, set[int]]:

@@ -13,7 +13,9 @@ from textwrap import dedent
 from nsa_harness.core.evidence.evidence import Frame, Source
 from nsa_harness.core.report import Place
 
-_RANK = re.compile(r"rank|(?:is|main|on)_?(?:main|master|primary|leader|chief|coordinator)|(?:main|master)_?proc", re.I)
+_RANK = re.compile(
+    r"rank|(?:is|main|on)_?(?:main|master|primary|leader|chief|coordinator)|(?:main|master)_?proc|process_zero", re.I
+)
 _COUNTS = re.compile(r"(?:itertools\.)?(?:range|count|enumerate)\(")
 _SETTING = re.compile(r"(?:^|\.)(?:args?|cfg|conf|config|opts?|options|hparams?|hp|settings|params)[.\[]")
 _END_OF_HEAD = re.compile(r":\s*(?:#.*)?$")

@@ -4,55 +4,78 @@
 
 from __future__ import annotations
 
+import ast
+
 from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.diagnosis.confidence import EvidenceKind
 from nsa_harness.core.diagnosis.context import DiagnosisContext, hung_roots, place_of, ranks_by_facts
 from nsa_harness.core.diagnosis.explanation import Explanation, rule_if
-from nsa_harness.core.evidence.evidence import Frame, StatusFile
-from nsa_harness.core.evidence.stacks import framework_frames, package_of, phase_frame, user_frame
+from nsa_harness.core.evidence.evidence import Frame, Source, StatusFile
+from nsa_harness.core.evidence.stacks import FrameworkPosition, framework_positions
 from nsa_harness.core.report import Facts, Place
+from nsa_harness.core.source_code.excerpt import Excerpt
 from nsa_harness.core.verdict.motion import rank_stack
 
 
-def _inside_framework(context: DiagnosisContext) -> tuple[dict[int, tuple[Frame, ...]], Frame] | None:
-    """Return the framework's frames of each rank in a hang, and the program's line that called the framework, or None.
+def _inside_framework(context: DiagnosisContext) -> tuple[dict[int, FrameworkPosition]] | None:
+    """Return where each rank of a hang is inside of a framework, or None.
 
-    All ranks must be inside the framework, called from the same line, and in different functions of it.
+    All ranks must be inside of it, called from the same line, and in different functions. At least one of them must be
+    in a function of the framework.
     """
     if not hung_roots(context):
         return None
     stacks = {rank: rank_stack(snapshot) for rank, snapshot in context.last_snapshot.items()}
-    frames = {rank: framework_frames(stack.frames) if stack else () for rank, stack in stacks.items()}
-    lines = {user_frame(stack.frames) for stack in stacks.values() if stack}
-    phases = {phase_frame(inside) for inside in frames.values() if inside}
-    if len(lines) != 1 or not all(frames.values()) or len({phase.function for phase in phases if phase}) < 2:
+    by_line = {
+        rank: {position.called_at: position for position in framework_positions(stack.frames if stack else ())}
+        for rank, stack in stacks.items()
+    }
+    common = [line for line in next(iter(by_line.values()), ()) if all(line in lines for lines in by_line.values())]
+    positions = {rank: lines[common[-1]] for rank, lines in by_line.items()} if common else {}
+    functions = {position.frame.function for position in positions.values()}
+    if len(functions) < 2 or all(position.in_program for position in positions.values()):
         return None
-    line = lines.pop()
-    return (frames, line) if line else None
+    return (positions,)
 
 
 @rule_if(_inside_framework)
-def framework_phase(context: DiagnosisContext, frames: dict[int, tuple[Frame, ...]], line: Frame) -> Explanation:
-    """Report the function of a framework that each rank is in, and the program's function that it called last."""
-    positions: list[tuple[int, Facts]] = []
+def framework_phase(context: DiagnosisContext, positions: dict[int, FrameworkPosition]) -> Explanation:
+    """Report the function of a framework that each rank is in, and what is known about the functions it calls."""
+    line, package = next((position.called_at, position.package) for position in positions.values())
     last: list[tuple[int, Facts]] = []
-    for rank, inside in frames.items():
-        phase = phase_frame(inside) or inside[-1]
-        positions.append((rank, {"function": phase.function, "line": place_of(context, None, phase)}))
-        callback = _last_callback(context.status_file(rank), line)
+    for rank, position in positions.items():
+        callback = None if position.in_program else _last_callback(context.status_file(rank), line)
         last += [(rank, {"function": callback.function or "", "line": callback})] if callback else []
+    hooks = [source for source in context.evidence.sources if source.hook]
     return Explanation(
         cause=Cause.FRAMEWORK_PHASE,
         evidence=EvidenceKind.STACKS,
         facts={
-            "framework": package_of(next(iter(frames.values()))[0].file),
+            "framework": package,
             "called_at": place_of(context, None, line),
-            "positions": ranks_by_facts(positions),
+            "positions": ranks_by_facts(
+                (rank, {"function": position.frame.function, "line": place_of(context, None, position.frame)})
+                for rank, position in positions.items()
+            ),
             "last_callbacks": ranks_by_facts(last),
+            "hooks": tuple(source.hook for source in hooks),
+            "conditions": tuple(condition for source in hooks if (condition := _rank_condition(source))),
         },
-        ranks=tuple(frames),
+        ranks=tuple(positions),
         place=place_of(context, None, line),
+        proof=tuple(snapshot.proof for snapshot in context.last_snapshot.values() if snapshot.proof),
     )
+
+
+def _rank_condition(source: Source) -> Facts | None:
+    """Return the first condition on the rank in a function that the framework calls, or None if it has none."""
+    excerpt = Excerpt.from_source(source)
+    tests = (node for node in excerpt.nodes if isinstance(node, ast.If) and excerpt.reads_rank(node.test))
+    test = min(tests, key=lambda node: node.lineno, default=None)
+    if test is None:
+        return None
+    line = Place(file=source.file, line=excerpt.line_of(test), function=source.hook)
+    return {"function": source.hook, "text": f"if {ast.unparse(test.test)}", "line": line}
 
 
 def _last_callback(status_file: StatusFile | None, line: Frame) -> Place | None:
