@@ -243,6 +243,16 @@ def test_a_call_before_the_gradients_were_reduced_is_not_the_last_shared_one(
     assert outcome(stalled(*LOCKED, ranks=ranks)).last_agreed == last_shared
 
 
+def test_a_failure_says_which_rank_raised_first_and_what() -> None:
+    boom = raised(1, "ValueError", "a bad batch\nof file 3")
+    failed = evidence(left(0), rank_evidence(1, exception=boom, exit=ended(1, 1)))
+    assert outcome(failed).raised == "rank 1: ValueError: a bad batch of file 3"
+    assert outcome(
+        evidence(left(0), rank_evidence(1, exception=replace(boom, message=""), exit=ended(1, 1)))
+    ).raised == ("rank 1: ValueError")
+    assert outcome(evidence(left(0), left(1))).raised == ""
+
+
 def test_a_skip_keeps_what_the_scenario_set() -> None:
     skip = skipped_outcome(
         Skip(scenario="x", about="", reason="", tags=("plan",), settings=(("needs.backend", "nccl"),))

@@ -23,6 +23,7 @@ SENTENCES = {
     "outcome.detail.checked[]",
     "outcome.detail.ended",
     "outcome.detail.last_agreed",
+    "outcome.detail.raised",
     "outcome.detail.ruled_out[]",
     "outcome.detail.signals.*",
     "outcome.detail.standings[].stands_in",

@@ -83,7 +83,7 @@ WORDS_ADDED = {
 # What a value of such a key holds is new as a whole.
 ADDED_BELOW = (
     "detail.stacks", "detail.divergence", "detail.cost", ".left_open", ".facts", "detail.memory", "detail.signals",
-    "detail.nccl", "detail.files", "detail.own_status",
+    "detail.nccl", "detail.files", "detail.own_status", "detail.raised",
 )  # fmt: skip
 
 

@@ -40,6 +40,7 @@ from nsa_harness.render.documents.plain_text import prompt_text
 from nsa_harness.render.documents.report_json import from_json, to_json
 from nsa_harness.render.documents.summary_md import summary_md
 from nsa_harness.render.sections import Section
+from nsa_harness.render.terminal.answer import answer_lines
 from nsa_harness.render.text import escaped
 from nsa_harness.subject.playbook import PLAYBOOK
 from nsa_harness.texts.words import meaning
@@ -461,3 +462,19 @@ def test_each_kind_of_hang_and_each_status_has_a_meaning() -> None:
         meaning(replace(PASSED, verdict=replace(plain, status=status))) for status in set(Status) - {Status.HANG}
     }
     assert len(kinds | statuses) == len(HangKind) + len(Status) - 1
+
+
+@pytest.mark.parametrize("quoted", [False, True])
+def test_the_exception_of_the_first_rank_that_failed_is_shown_unless_the_sentence_quotes_it(quoted: bool) -> None:
+    message = "RuntimeError: [pair.cc:547] Connection closed by peer [127.0.0.1]:5021 | and more"
+    summary = f"rank 1 raised {message}" if quoted else "rank 1 left the loop"
+    outcome = replace(FAILED, raised=f"rank 1: {message}", verdict=replace(FAILED.verdict, summary=summary))
+    report = replace(MIXED, outcomes=(outcome,))
+    assert answer.raised(outcome) == ("" if quoted else f"rank 1: {message}")
+    shown = " ".join(" ".join(answer_lines(outcome, 200)).split())
+    for text in (shown, prompt_text(report), junit_xml(report)):
+        assert (f"rank 1: {message}" in text) is not quoted
+    assert ("**Raised:**" in summary_md(report, PLAYBOOK)) is not quoted
+    assert ("Raised:" in report_html(report, PLAYBOOK)) is not quoted
+    assert answer.raised(replace(outcome, raised="")) == ""
+    assert answer.raised(replace(outcome, raised="rank 1: SystemExit")) == "rank 1: SystemExit"

@@ -381,6 +381,7 @@ class Outcome:
     next_command: str | None = None
     missing_gradients: tuple[str, ...] | None = None  # None: not traced on every rank
     last_agreed: str | None = None
+    raised: str = ""
     rerun_answer: str | None = None
     stacks: tuple[CallStack, ...] = ()
     divergence: Divergence | None = None

@@ -79,6 +79,19 @@ def stack_owner(stack: CallStack) -> str:
     return f"{stack.of} of {ranks}" if stack.of.startswith(("thread ", "process ")) else f"{stack.of} on {ranks}"
 
 
+def raised(outcome: Outcome) -> str:
+    """Return the exception that failed first, such as "rank 1: ValueError: bad batch".
+
+    Return "" if there is none, or if the explanation of the run quotes it already.
+    """
+    exception = outcome.raised.partition(": ")[2]
+    message = exception.partition(": ")[2] or exception
+    return "" if message[:_QUOTED] in " ".join(outcome.verdict.summary.split()) else outcome.raised
+
+
+_QUOTED = 40  # a sentence that contains so many characters of a message quotes it
+
+
 def side_by_side(outcome: Outcome) -> Divergence | None:
     """Return the collectives around the first call at which the ranks diverge, or None if that call is unknown."""
     calls = outcome.divergence

@@ -239,6 +239,7 @@ def run_section(number: int, outcome: Outcome, *, alone: bool) -> RunDetails:
     """
     sections = (
         RunAnswer(outcome=outcome),
+        *_raised(outcome),
         *_ranks(outcome),
         *_what_to_do(outcome),
         Pictures(outcome=outcome),
@@ -251,6 +252,11 @@ def run_section(number: int, outcome: Outcome, *, alone: bool) -> RunDetails:
         *_files(outcome),
     )
     return RunDetails(number=number, outcome=outcome, alone=alone, sections=sections)
+
+
+def _raised(outcome: Outcome) -> Iterator[Section]:
+    if raised := answer.raised(outcome):
+        yield Sentence(label="Raised:", line=line(raised))
 
 
 def _what_to_do(outcome: Outcome) -> Iterator[Section]:

@@ -340,6 +340,7 @@ def outcome_of(
         next_command=None,
         missing_gradients=_missing_gradients(evidence),
         last_agreed=last_shared_call(evidence, judgement) if verdict.status is Status.HANG else None,
+        raised=_raised(judgement) if verdict.status is Status.FAIL else "",
         stacks=tuple(
             replace(stack, proof=stack.proof and f"{directory}/{stack.proof}")
             for stack in call_stacks(evidence, judgement, culprit)
@@ -608,6 +609,14 @@ def _missing_gradients(evidence: Evidence) -> tuple[str, ...] | None:
     if not traces or any(trace.missing_count is None for trace in traces):
         return None
     return tuple(sorted({name for trace in traces for name in trace.missing_parameters}))
+
+
+def _raised(judgement: Judgement) -> str:
+    """Return the first failure's exception, such as "rank 1: ValueError: bad batch", or "" if it has none."""
+    exception = judgement.failures[0].exception if judgement.failures else None
+    return (
+        f"rank {exception.rank}: {shorten(f'{exception.type}: {exception.message}').rstrip(': ')}" if exception else ""
+    )
 
 
 def _steps_done(rank: RankEvidence) -> int | None:

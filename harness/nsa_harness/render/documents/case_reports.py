@@ -85,6 +85,8 @@ def _explanation(outcome: Outcome) -> Iterator[str]:
         yield from words.source_lines(place)
     for stack in outcome.stacks:
         yield from answer.stack_lines(stack)
+    if raised := answer.raised(outcome):
+        yield f"raised: {raised}"
     if advice := answer.advice(outcome):
         yield f"do: {advice}"
     if cause:

@@ -48,6 +48,7 @@ def _sections(report: Report, outcome: Outcome) -> Iterator[list[str]]:
         yield list(table((*head, ""), with_remarks, _COLUMNS, indent=""))
     for stack in outcome.stacks:
         yield list(answer.stack_lines(stack))
+    yield [f"raised: {answer.raised(outcome)}"] if answer.raised(outcome) else []
     yield [f"open question: {text}" for text in cause.left_open] if cause else []
     yield [f"what to do: {answer.advice(outcome)}"] if answer.advice(outcome) else []
     yield [

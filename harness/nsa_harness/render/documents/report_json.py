@@ -105,6 +105,7 @@ class OutcomeDetail(_FirstDetail, total=False):
     last_agreed: Annotated[
         str | None, doc("for a HANG, the last collective that every rank completed; null if it is not known")
     ]
+    raised: Annotated[str, doc("for a FAIL, the rank and exception that failed first; or empty")]
     deepening: Annotated[
         DiagnosticRerun | None,
         doc("for a diagnostic rerun, which never counts: the question that it answers about another attempt; or null"),

@@ -179,6 +179,7 @@ def _what_to_do(outcome: Outcome, budget: _Budget, width: int) -> Iterator[str]:
     cause = answer.cause_of(outcome)
     if outcome.verdict.status is Status.SKIP:
         return
+    yield from labelled("raised", answer.raised(outcome), width, ANSWER_LABEL_WIDTH)
     advice = answer.advice(outcome)
     label, text = ("do", advice) if advice else ("means", words.meaning(outcome))
     yield from labelled(label, text, width, ANSWER_LABEL_WIDTH)

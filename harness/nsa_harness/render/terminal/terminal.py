@@ -58,8 +58,9 @@ STYLES = (
     (r"^  interrupted(?=:| twice:)", "bold yellow"),
     (r"━+", "green"),
     (
-        r"^  (why a hang|last shared|means|cause|also|do|open|proof|findings|ruled out|checked|not covered|not captured"
-        r"|memory|signals|NCCL|times|ended|fixed\?|repeat|next|page|more|launch|run|finish|expected)(?=  |$)",
+        r"^  (why a hang|last shared|raised|means|cause|also|do|open|proof|findings|ruled out|checked|not covered"
+        r"|not captured|memory|signals|NCCL|times|ended|fixed\?|repeat|next|page|more|launch|run|finish|expected)"
+        r"(?=  |$)",
         "dim",
     ),
 )
