@@ -179,5 +179,8 @@ def test_stacks_that_differ_only_inside_of_the_framework_are_shown_with_its_func
         return [[place.function for place in one.frames] for one in call_stacks(seen, context.judgement, None)]
 
     assert shown(hung(ADVANCES, SAVES)) == [["FitLoop.advance", "main"], ["Checkpoint.on_train_epoch_end", "main"]]
+    own_hook = (BARRIER, frame(30, function="Save.on_train_end"), CALL_HOOK, RUN, FIT)
+    assert shown(hung(ADVANCES, own_hook)) == [["FitLoop.advance", "main"], ["Save.on_train_end", "main"]]
+    assert shown(hung(ADVANCES, (*SAVES[:-1], frame(19, function="main")))) == [["main"], ["main"]]
     assert shown(hung(ADVANCES, ADVANCES)) == [["main"]]
     assert shown(hung(ADVANCES, (BARRIER, RUN, FIT))) == [["main"]]

@@ -83,8 +83,13 @@ def call_stacks(evidence: Evidence, judgement: Judgement, culprit: Culprit | Non
     for rank in evidence.snapshots[-1].ranks if evidence.snapshots else ():
         if (stack := rank_stack(rank)) and stack.frames:
             classes.setdefault(_own(stack.frames) or stack.frames[:1], []).append((rank, stack))
-    if len(classes) == 1:
-        classes = _by_phase(next(iter(classes.values())))
+    # Only a framework shows how ranks differ if all are on the same line, or if others are in a function called there.
+    outer = {frame for own in classes for frame in own[len(classes) > 1 :]}
+    classes = {
+        frames: equal
+        for own, ranks in classes.items()
+        for frames, equal in (_by_phase(ranks, alone=len(classes) == 1) if own[0] in outer else {own: ranks}).items()
+    }
     stacks = [
         _call_stack(
             evidence.sources, tuple(rank.rank for rank, _ in equal), equal[0][1].frames, "", equal[0][0].proof, own
@@ -99,11 +104,12 @@ def call_stacks(evidence: Evidence, judgement: Judgement, culprit: Culprit | Non
 
 
 def _by_phase(
-    equal: list[tuple[RankSnapshot, Stack]],
+    equal: list[tuple[RankSnapshot, Stack]], *, alone: bool
 ) -> dict[tuple[Frame, ...], list[tuple[RankSnapshot, Stack]]]:
     """Return ranks with equal program frames, by these frames and the framework's function in which each rank is.
 
-    The function is left out if it is the same on all ranks, or unknown on one of them.
+    `alone`: no rank has other program frames. The function is then left out if it is the same on all ranks. It is also
+    left out if it is unknown on one of them.
     """
     classes: dict[tuple[Frame, ...], list[tuple[RankSnapshot, Stack]]] = {}
     for rank, stack in equal:
@@ -111,7 +117,7 @@ def _by_phase(
         own = _own(stack.frames) or stack.frames[:1]
         classes.setdefault((phase, *own) if phase else own, []).append((rank, stack))
     own = _own(equal[0][1].frames) or equal[0][1].frames[:1]
-    return {own: equal} if len(classes) < 2 or own in classes else classes
+    return {own: equal} if own in classes or (alone and len(classes) < 2) else classes
 
 
 def _stack_of_other_thread(evidence: Evidence, culprits: Sequence[int], place: Place) -> list[CallStack]:
