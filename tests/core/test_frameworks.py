@@ -9,7 +9,7 @@ import pytest
 from builders import C10D, SITE, USER, board, call, case, diagnose, frame, mark, rank_snapshot, stack, stalled
 
 from nsa_harness.core.evidence.evidence import Evidence, Frame, ModuleCall, StatusFile, StepForwards
-from nsa_harness.core.evidence.stacks import framework_frames, phase_frame
+from nsa_harness.core.evidence.frameworks import framework_frames, phase_frame
 from nsa_harness.core.outcome.callstacks import call_stacks
 from nsa_harness.core.report import Finding, Place
 from nsa_harness.core.source_code.collection import program_sources

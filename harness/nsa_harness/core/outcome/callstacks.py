@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from itertools import takewhile
 
 from nsa_harness.core.evidence.evidence import Evidence, Frame, RankSnapshot, Source, Stack
-from nsa_harness.core.evidence.stacks import framework_frames, in_probe, is_library, phase_frame
+from nsa_harness.core.evidence.frameworks import framework_frames, phase_frame
+from nsa_harness.core.evidence.stacks import in_probe, is_library
 from nsa_harness.core.report import CallStack, Culprit, Place, Status
 from nsa_harness.core.source_code.program_source import ProgramSource
 from nsa_harness.core.verdict.motion import rank_stack

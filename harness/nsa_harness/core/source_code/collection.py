@@ -10,7 +10,8 @@ from functools import lru_cache
 from pathlib import PurePosixPath
 
 from nsa_harness.core.evidence.evidence import Evidence, Frame, Source
-from nsa_harness.core.evidence.stacks import framework_frames, is_library, package_of
+from nsa_harness.core.evidence.frameworks import framework_frames
+from nsa_harness.core.evidence.stacks import is_library, package_of
 from nsa_harness.core.report import Place
 from nsa_harness.core.source_code.excerpt import Excerpt, Function, calls_in, parse_excerpt, parse_python
 from nsa_harness.core.source_code.hooks import hooks

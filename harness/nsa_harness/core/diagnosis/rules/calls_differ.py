@@ -351,10 +351,8 @@ def _explain(
     is_certain = is_complete and (
         is_certain or (is_located and difference.culprit_is_certain and not difference.is_symmetric)
     )
-    if reason.cause is None:
-        facts = _difference_facts(context, difference)
-    else:
-        facts = {"entered": _call_facts_by_rank(context, difference)}
+    entered: Facts = {"entered": _call_facts_by_rank(context, difference)}
+    facts = _difference_facts(context, difference) if reason.cause is None else entered
     return Explanation(
         cause=cause,
         evidence=_evidence(context, difference, is_certain=is_certain),

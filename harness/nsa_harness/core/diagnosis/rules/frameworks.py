@@ -11,7 +11,7 @@ from nsa_harness.core.diagnosis.confidence import EvidenceKind
 from nsa_harness.core.diagnosis.context import DiagnosisContext, hung_roots, place_of, ranks_by_facts
 from nsa_harness.core.diagnosis.explanation import Explanation, rule_if
 from nsa_harness.core.evidence.evidence import Frame, Source, StatusFile
-from nsa_harness.core.evidence.stacks import FrameworkPosition, framework_positions
+from nsa_harness.core.evidence.frameworks import FrameworkPosition, framework_positions
 from nsa_harness.core.report import Facts, Place
 from nsa_harness.core.source_code.excerpt import Excerpt
 from nsa_harness.core.verdict.motion import rank_stack
