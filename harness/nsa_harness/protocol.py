@@ -141,6 +141,7 @@ CALL = struct.Struct("<QQQQIIHHHHHBxiHxxI")
 LAYOUT_2_CALL = struct.Struct("<QQQQIIHHHHHxxi")
 CALL_GRADIENTS = 1  # gradients are enabled at the call
 CALL_NO_GRADIENTS = 2  # with neither flag: unknown
+CALL_HEAD = struct.Struct("<QQ")  # the first two fields of CALL
 CALL_RETURNED_AT = 16
 CALL_KEY_AT = 48
 STRING_NUMBER = struct.Struct("<H")

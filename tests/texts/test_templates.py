@@ -212,6 +212,21 @@ BY_HAND: dict[str, list[dict[str, Any]]] = {
     "text": [{"text": "it may have been slow"}],
     "caught_something": [{"rank": 1, "exception": "ValueError", "line": LINE}],
     "input_bound": [{"slowest_rank": 1, "waited_s": 41.0, "passed_s": 60.0, "last_step": 24}],
+    "straggler": [
+        {
+            "slowest_rank": 1,
+            "own_s": 0.84,
+            "usual_s": 0.4,
+            "ratio": 2.1,
+            "lost_s": 0.44,
+            "step_s": 0.9,
+            "steps": 120,
+            "phase": phase,
+        }
+        | {"ranks": ranks, "other_ranks": (0, 3)}
+        for phase in (None, "loading", "backward", "other")
+        for ranks in ((1,), (1, 2))
+    ],
     "nan": [
         {"variant": "loss", "value": "nan", "other_ranks_broke_later": True, "parameter": "head.weight"},
         {"variant": "parameters", "value": "inf", "other_ranks_broke_later": False, "parameter": None, "ranks": (0, 1)},

@@ -264,6 +264,7 @@ class Operation(CallArguments):
         self._recorder = recorder
         self._trouble, self._waits, self._chains = recorder.trouble, recorder.waits, recorder.chains
         self._current_call, self._group_strings = recorder.waits.current_call, recorder.group_strings
+        self._own_call, self._step_times = self._current_call.state, recorder.waits.step_times
         self._grad_enabled: Callable[[], bool] = recorder.torch.is_grad_enabled
         self._work_type = recorder.c10d.Work
         # The result of a call inside a coalescing manager, which has the real handle.
@@ -327,7 +328,9 @@ class Operation(CallArguments):
         if call is None:
             return
         number, call[0] = call[0], 0
-        self._status_file.leave_call(number, call[1], self._returned)
+        waited_ns = self._status_file.leave_call(number, call[1], self._returned)
+        if call is self._own_call and self._step_times is not None:
+            self._step_times.waited_ns += waited_ns
         if self._changes_groups:
             self._recorder.update_groups(self.op)
         if result is not None:

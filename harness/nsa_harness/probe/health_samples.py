@@ -24,6 +24,7 @@ from .names import ModuleNames
 from .patches import TroubleLog, compiling_test, patch
 from .places import foreign_code, frame_place, innermost, innermost_own, place_text
 from .status_file import StatusFileWriter
+from .step_times import StepTimes
 
 EVERY_STEP_UNTIL = 16
 SAMPLES_PER_OCTAVE = 8
@@ -47,7 +48,8 @@ def is_sampled(count: int) -> bool:
 class _Steps:
     """The findings in the sampled steps of one optimizer."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_first: bool) -> None:
+        self.is_first = is_first  # the training steps are those of the program's first optimizer
         self.count = 0
         self.not_finite_before: frozenset[int] = frozenset()  # ids of parameters that were not finite before step 1
         self.missing_gradients: set[int] | None = None  # ids of parameters without a gradient in every sample
@@ -72,6 +74,7 @@ class HealthSampler:
     ) -> None:
         self._dropped_batches, self._gradients, self._fetches = dropped_batches, GradientSamples(names), fetches
         self._torch, self._status_file, self._trouble, self._names = torch, status_file, trouble, names
+        self.step_times = StepTimes(torch, fetches)
         self._path = os.path.join(directory, protocol.HEALTH_SAMPLES.format(pid=os.getpid()))
         self._written_bytes = 0
         self._optimizers: weakref.WeakKeyDictionary[Any, _Steps] = weakref.WeakKeyDictionary()
@@ -95,6 +98,7 @@ class HealthSampler:
         attempt = self._trouble.attempt
         attempt("optimizer samples", self._hook_optimizers)
         attempt("loss samples", self._watch_backward)
+        attempt("step times", lambda: self.step_times.watch_buffers(self._torch, self._trouble))
         attempt("replica samples", lambda: replicas.watch(self._on_new_replica, self._trouble))
         attempt("overwritten files", lambda: self._written_files.watch(self._torch))
         atexit.register(self._at_process_exit)
@@ -104,6 +108,7 @@ class HealthSampler:
     def _hook_optimizers(self) -> None:
         from torch.optim import optimizer as optimizers
 
+        self._end_step = self._safely("step times", self.step_times.end_step)
         self._handles = [
             optimizers.register_optimizer_step_pre_hook(self._safely("gradient samples", self._before_step)),
             optimizers.register_optimizer_step_post_hook(self._safely("parameter samples", self._after_step)),
@@ -115,8 +120,15 @@ class HealthSampler:
         note_failure = self._safely("dropped batches", self._dropped_batches.note_failure)
         note_success = self._safely("dropped batches", self._dropped_batches.note_success)
         sample_gradients = self._safely("gradient samples after backward", self._sample_gradients)
+        begin_backward = self._safely("step times", self.step_times.begin_backward)
+        end_backward = self._safely("step times", self.step_times.end_backward)
+
+        def before(arguments: Any, options: Any) -> None:
+            before_pass(arguments[0] if arguments else options.get("tensors"))
+            begin_backward()
 
         def after(_state: object, _arguments: Any, _options: Any, _result: Any, error: BaseException | None) -> None:
+            end_backward()
             if error is None:
                 sample_gradients()
                 note_success()
@@ -128,7 +140,7 @@ class HealthSampler:
             "backward",
             "loss samples",
             self._trouble,
-            before=lambda arguments, options: before_pass(arguments[0] if arguments else options.get("tensors")),
+            before=before,
             after=after,
             unless=compiling_test(self._torch),
         )
@@ -155,7 +167,7 @@ class HealthSampler:
         if steps is None:
             if len(self._optimizers) >= OPTIMIZERS_LIMIT:
                 return
-            steps = self._optimizers[optimizer] = _Steps()
+            steps = self._optimizers[optimizer] = _Steps(is_first=not self._optimizers)
             steps.not_finite_before = frozenset(
                 id(parameter) for parameter, _ in self._not_finite(trained_parameters(optimizer))
             )
@@ -173,6 +185,8 @@ class HealthSampler:
         steps = self._optimizers.get(optimizer)
         if steps is None:
             return
+        if steps.is_first:
+            self._end_step()
         self._step = max(self._step, steps.count + 1)
         if is_sampled(steps.count) and self._in_backward() == -1:
             self._write(self._step_record(optimizer, steps))
@@ -199,6 +213,7 @@ class HealthSampler:
             "never_place": self._used_at(tuple(never)) if steps.count >= STEADY_AFTER else "",
             "still": steps.zero_gradients,
             **self._fetches.record(),
+            **(self.step_times.record() if steps.is_first else {}),
             **self._loss_counts(),
         }
 

@@ -346,14 +346,15 @@ class FetchTimes:
         self._foreign = foreign
         self._thread = threading.main_thread().ident
         self._created_ns = time.monotonic_ns()
-        self._waited_ns = self._longest_ns = 0
+        self.waited_ns = 0  # total time that the main thread waited for batches
+        self._longest_ns = 0
         self._place = ""
 
     def note_wait(self, wait_ns: int) -> None:
         """Record that the main thread waited `wait_ns` nanoseconds for a batch."""
         if threading.get_ident() != self._thread:  # a prefetching thread does not delay a step
             return
-        self._waited_ns += wait_ns
+        self.waited_ns += wait_ns
         if wait_ns > self._longest_ns:
             self._longest_ns = wait_ns
             self._place = frame_place(innermost(sys._getframe(1), self._foreign))
@@ -361,7 +362,7 @@ class FetchTimes:
     def record(self) -> dict[str, Any]:
         """Return the total time spent waiting for batches, and the line of the longest wait."""
         passed_ns = time.monotonic_ns() - self._created_ns
-        return {"waited_s": self._waited_ns / 1e9, "passed_s": passed_ns / 1e9, "waited_at": self._place}
+        return {"waited_s": self.waited_ns / 1e9, "passed_s": passed_ns / 1e9, "waited_at": self._place}
 
 
 class _Loader:

@@ -197,7 +197,9 @@ class ProcessProbe:
         from .places import foreign_code
 
         torch, c10d = sys.modules["torch"], sys.modules["torch.distributed.distributed_c10d"]
-        ongoing, members = waits.Waits(status_file, foreign_code(torch), self.trouble), groups.Groups(c10d, status_file)
+        step_times = None if self._sampler is None else self._sampler.step_times
+        ongoing = waits.Waits(status_file, foreign_code(torch), self.trouble, step_times)
+        members = groups.Groups(c10d, status_file)
         self._pieces |= {"waits": ongoing.write_lasting, "groups": members.write}
         if self._sampler is not None:
             self._sampler.record_sources.append(ongoing.unwaited.records)

@@ -24,6 +24,7 @@ _pack_slot = protocol.SLOT.pack_into
 _KIND_SHIFT = protocol.EVENT_KIND_SHIFT
 _pack_call = protocol.CALL.pack_into
 _number_at = protocol.U64.unpack_from
+_call_head = protocol.CALL_HEAD.unpack_from
 _set_time = protocol.U64.pack_into
 _pack_total = protocol.TOTAL.pack_into
 _pack_forward = protocol.FORWARD.pack_into
@@ -243,17 +244,20 @@ class StatusFileWriter:
         )
         return number
 
-    def leave_call(self, number: int, slot: list[int] | None = None, event: int = 0) -> None:
-        """Record that the collective call or wait with this number has returned.
+    def leave_call(self, number: int, slot: list[int] | None = None, event: int = 0) -> int:
+        """Record that the collective call or wait with this number has returned, and return how long it took, in ns.
 
-        Nothing is recorded if a later call has taken its entry in the ring of 1024 calls. If `slot` is given, write
-        `event` to it as well.
+        Nothing is recorded if a later call has taken its entry in the ring of 1024 calls, and the result is 0. If
+        `slot` is given, write `event` to it as well.
         """
         now, at = _monotonic_ns(), _CALLS_AT + (number - 1) % _CALLS * _CALL_SIZE
         if slot is not None:
             self._write(slot, now, event)
-        if _number_at(self._memory, at)[0] == number:
-            _set_time(self._memory, at + _RETURNED_AT, now)
+        stored_number, entered = _call_head(self._memory, at)
+        if stored_number != number:
+            return 0
+        _set_time(self._memory, at + _RETURNED_AT, now)
+        return int(now - entered)
 
     def add_to_total(self, group: int, call_hash: int) -> None:
         """Add a call to the count and the hash of all calls in its group.

@@ -18,6 +18,7 @@ from .chains import Chains
 from .patches import TroubleLog, patch
 from .places import frame_place, innermost, is_own
 from .status_file import CurrentCall, StatusFileWriter
+from .step_times import StepTimes
 
 LASTING_NS = 200_000_000  # waits of this length or longer are written
 SETTERS = ("set", "add", "append", "compare_set", "queue_push")
@@ -74,9 +75,17 @@ class OngoingWait:
 class Waits:
     """A record of the calls in progress that could block, and of asynchronous collectives' handles."""
 
-    def __init__(self, status_file: StatusFileWriter, foreign: tuple[str, ...], trouble: TroubleLog) -> None:
+    def __init__(
+        self,
+        status_file: StatusFileWriter,
+        foreign: tuple[str, ...],
+        trouble: TroubleLog,
+        step_times: StepTimes | None = None,
+    ) -> None:
         self._status_file = status_file
         self.trouble = trouble
+        self.step_times = step_times  # counts the waits of the main thread; None = nothing counts them
+        self._own_thread = _thread.get_ident()
         self.foreign = foreign
         self._ongoing: dict[int, OngoingWait] = {}  # thread id -> the thread's outermost call that may block
         self._handles: dict[int, tuple[Callable[[], Any], Handle]] = {}
@@ -130,6 +139,8 @@ class Waits:
         """Record that a call that can block has returned or raised an exception."""
         if wait is not None:
             del self._ongoing[wait.thread]
+            if self.step_times is not None and wait.thread == self._own_thread and not wait.outer:
+                self.step_times.waited_ns += time.monotonic_ns() - wait.began_ns
             if wait.number:
                 self.trouble.attempt("waits", lambda: self._write_end(wait))
 

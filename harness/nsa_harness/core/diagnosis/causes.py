@@ -377,6 +377,7 @@ class Cause(StrEnum):
     MEMORY_GROWTH = replace(_SILENT, code="memory_growth", second_run=(SecondRun.GROWTH,),
         shown_by=programs("silent_leak_cache", "silent_leak_graphs"))
     INPUT_BOUND = replace(_SILENT, code="input_bound", shown_by=programs("silent_input_bound"))
+    STRAGGLER = replace(_SILENT, code="straggler", shown_by=programs("silent_straggler"))
     GATE_COLLAPSE = replace(_SILENT, code="gate_collapse",
         shown_by=by_evidence("only the model of nsa.train has gates"))
     PER_TOKEN_NODES = replace(_SILENT, code="per_token_nodes", certain_by=(_E.FACT,), reason_of="slow",

@@ -20,12 +20,13 @@ from nsa_harness.core.evidence.health_samples import (
     ParameterBlock,
     Replica,
     ReplicaSample,
+    StepTimes,
     UnawaitedCall,
 )
 from nsa_harness.core.evidence.status_file import read_place, read_ranks
 from nsa_harness.core.report import Place
 
-MAX_POINTS = 96  # stored samples of memory, and of waits for data
+MAX_POINTS = 96  # stored samples of memory, of waits for data, and of step times
 MAX_REPLICA_SAMPLES = 96  # latest samples that are stored per replica
 _MAX_NAMES = 8
 _MAX_PARTS = 64
@@ -55,6 +56,7 @@ class _Reader:
         self._state = HealthSamples()
         self._memory: list[MemorySample] = []
         self._data_waits: list[DataWait] = []
+        self._step_times: list[StepTimes] = []
         self._replicas: dict[int, Replica] = {}
         # The number of each optimizer -> the values in its last sample.
         self._without_gradient: dict[int, tuple[int, tuple[str, ...], Place | None]] = {}  # count, names, place
@@ -103,6 +105,7 @@ class _Reader:
             self._state,
             memory=tuple(_thin_out(self._memory)),
             data_waits=tuple(_thin_out(self._data_waits)),
+            step_times=tuple(_thin_out(self._step_times)),
             replicas=tuple(self._replicas.values()),
             without_gradient=tuple(name for _, names, _ in without_gradient for name in names)[:_MAX_NAMES],
             without_gradient_count=sum(count for count, _, _ in without_gradient),
@@ -146,6 +149,8 @@ class _Reader:
             self._memory.append(MemorySample(step=step, anonymous_bytes=int(record["anon"]), gpu_bytes=gpu))
         if optimizer == 0 and "waited_s" in record:
             self._data_waits.append(_read_data_wait(record))
+        if "times_us" in record:
+            self._step_times.append(_read_step_times(step, record["times_us"]))
         self._samples[optimizer] += 1
         place = read_place(str(record.get("never_place", "")))
         self._without_gradient[optimizer] = int(record["never"]), _names(record["never_names"]), place
@@ -170,6 +175,20 @@ class _Reader:
             blocks=tuple(_parameter_block(part) for part in record["seen"][:_MAX_PARTS]),
             hook=str(record["hook"])[:_MAX_TEXT],
         )
+
+
+def _read_step_times(step: int, times_us: list[int]) -> StepTimes:
+    count, *microseconds = map(int, times_us)
+    passed_s, min_own_s, max_own_s, backward_s, fetching_s = (time_us / 1e6 for time_us in microseconds)
+    return StepTimes(
+        step=step,
+        count=count,
+        passed_s=passed_s,
+        min_own_s=min_own_s,
+        max_own_s=max_own_s,
+        backward_s=backward_s,
+        fetching_s=fetching_s,
+    )
 
 
 def _read_data_wait(record: dict[str, Any]) -> DataWait:

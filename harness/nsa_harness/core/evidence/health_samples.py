@@ -29,6 +29,21 @@ class DataWait:
 
 
 @dataclass(frozen=True, kw_only=True)
+class StepTimes:
+    """The median times of a rank in the steps since the sample before, in seconds per step."""
+
+    step: int  # the last of these steps
+    count: int  # number of these steps; at most 64 are measured
+    passed_s: float  # duration of the step
+    # Time outside of waits for other ranks, at least and at most. Time in which the rank was ready to run but had no
+    # CPU does not count.
+    min_own_s: float
+    max_own_s: float
+    backward_s: float  # CPU time in backward passes
+    fetching_s: float  # waiting for batches of a DataLoader
+
+
+@dataclass(frozen=True, kw_only=True)
 class ParameterBlock:
     """A checksum over a block of neighbouring parameters in a model replica."""
 
@@ -157,6 +172,7 @@ class HealthSamples:
     sample_count: int = 0  # number of samples of parameters
     memory: tuple[MemorySample, ...] = ()
     data_waits: tuple[DataWait, ...] = ()
+    step_times: tuple[StepTimes, ...] = ()  # empty: not measured
     non_finite_loss: NonFiniteValue | None = None
     bad_losses: int = 0  # number of losses that were not finite
     bad_in_a_row: int = 0  # number of losses at the end of the run that were all not finite

@@ -93,6 +93,7 @@ from nsa_harness.core.diagnosis.rules import (
     resources,
     rpc,
     silent_faults,
+    stragglers,
     threads,
 )
 
@@ -199,6 +200,7 @@ RULES: Mapping[RulePhase, tuple[Rule, ...]] = {
         silent_faults.no_gradient,
         silent_faults.memory_growth,
         silent_faults.input_bound,
+        stragglers.straggler,
     ),
     RulePhase.PROGRAM: (),  # `diagnose` receives the rules that come with the program
     RulePhase.SURROUNDINGS: (
