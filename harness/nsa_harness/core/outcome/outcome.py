@@ -19,7 +19,7 @@ from nsa_harness.core.evidence.evidence import Ending, Evidence, RankEvidence, R
 from nsa_harness.core.evidence.host import Gpu, sigterm_reaction
 from nsa_harness.core.evidence.stacks import recomputed_frame, user_frame
 from nsa_harness.core.outcome.callstacks import call_stacks
-from nsa_harness.core.outcome.last_shared import last_shared_call
+from nsa_harness.core.outcome.next_step import after_slow
 from nsa_harness.core.outcome.wording import (
     Meshes,
     coordinates,
@@ -337,7 +337,7 @@ def outcome_of(
         proof_reason=judgement.proof.reason if judgement.proof and verdict.status is Status.HANG else None,
         ending_text=ending_text(evidence),
         repeat_command=repeat,
-        next_command=None,
+        next_command=after_slow(spec, evidence, codes),
         missing_gradients=_missing_gradients(evidence),
         last_agreed=last_shared_call(evidence, judgement) if verdict.status is Status.HANG else None,
         raised=_raised(judgement) if verdict.status is Status.FAIL else "",

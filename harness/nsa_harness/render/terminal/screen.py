@@ -342,7 +342,8 @@ def _next_commands(report: Report, playbook: Playbook, run_dir: Path) -> Iterato
     """Yield the commands that the user should run next, each with its label."""
     outcomes = [outcome for _, outcome in words.bad_news_first(report)]
     worst = next((outcome for outcome in outcomes if not outcome.expected), None)
-    stored = next((outcome.next_command for outcome in outcomes if outcome.next_command), None)
+    candidates = [worst] if worst else outcomes
+    stored = next((outcome.next_command for outcome in candidates if outcome.next_command), None)
     if any(outcome.ending_text == RUNS_ON for outcome in outcomes):
         # nsa-harness did not start this job, so no command can repeat it
         if worst and answer.cause_of(worst):
