@@ -20,9 +20,9 @@ def slow(planned: int | None = 24, **changes: Any) -> Evidence:
 
 
 def test_a_script_is_run_again_with_a_deadline_that_suffices_at_the_measured_rate() -> None:
-    script = spec(program=("my train.py", "--steps", "24"), python="/opt/python")
+    script = spec(program=("my train.py", "--steps", "24"), python="python3.12")
     assert after_slow(script, slow(), ["slow"]) == (
-        "nsa-harness run 'my train.py' --ranks 2 --python /opt/python limits.deadline_s=120 -- --steps 24"
+        "nsa-harness run 'my train.py' --ranks 2 --python python3.12 limits.deadline_s=120 -- --steps 24"
     )
 
 
