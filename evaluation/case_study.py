@@ -1,186 +1,415 @@
-"""The case study: what a team believed during two weeks of hangs, each belief tested by one command.
+"""The case study: what five reports believed about a training job that did not train, each belief tested by a command.
 
-Each chapter is one command of truth/case_study.toml. Its output, its line of the ledger and its outcome are stored, and
-the page takes every number from them.
+The reports are the documents from which this project began. `truth/case_study.toml` quotes them and lists the commands.
+The settings of the job are in `programs/case_study`. All results come from the commands that were run.
 """
 
 from __future__ import annotations
 
+import ast
 import json
+import os
+import re
 import shlex
+import shutil
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from evaluation.experiments import Cell, Experiment, Results, truths_of
-from evaluation.launching import Ran, harness, scratch, without_paths
-from evaluation.plan_truth import REFUTED, ending
-from evaluation.scoring import Row, paragraph
+from evaluation.experiments import PROGRAMS, REPOSITORY, Cell, Experiment, Results, digest_of, truths_of
+from evaluation.launching import Place, Ran, harness, scratch, without_paths
+from evaluation.plan_truth import REFUTED, SUPPORTED, ending
+from evaluation.scoring import paragraph
 
-LIMIT_S = 1800.0
-NOT_COMPARABLE = "not comparable"
+SETTINGS = PROGRAMS / "case_study"
+LIMIT_S = 3600.0
+CONFIDENCE = 0.8  # of each claim; a claim about failures that always occur then needs at most four pairs of runs
+UNDECIDED, NOT_COMPARABLE = "undecided", "not comparable"
+REPORTED = "reported"  # the program of the reports; any other command launches nsa.train as it is
+REPORTS = (
+    "1-comprehensive-testing-report.md",
+    "2-2xa100-production-test-report.md",
+    "3-training-hang-debug-report.md",
+    "4-ddp-hang-analysis-update.md",
+    "5-test-engineer-action-plan.md",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Chapter:
-    """One command, what was believed when it would have helped, and how it must end."""
+class Command:
+    """One command of the case study."""
 
     name: str
-    title: str
-    told: str  # what the team saw or believed, and from where
-    words: tuple[str, ...]
-    right: str  # result of a claim, or verdict and cause of a run
+    code: str  # the program that it launches: REPORTED or "today"
+    words: tuple[str, ...]  # arguments of nsa-harness
+    text: str  # the claim, or what is seen of a run
 
     @property
-    def command(self) -> str:
+    def line(self) -> str:
         return shlex.join(["nsa-harness", *self.words])
 
+    @property
+    def is_claim(self) -> bool:
+        return self.words[0] == "claim"
 
-def read(name: str, stored: Mapping[str, str]) -> Chapter:
-    told, words = " ".join(stored["told"].split()), tuple(shlex.split(stored["words"]))
-    return Chapter(name=name, title=stored["title"], told=told, words=words, right=stored["right"])
+
+@dataclass(frozen=True, kw_only=True)
+class Belief:
+    """A sentence of a report, the claim that tests it, and the result that agrees with the sentence."""
+
+    subject: str
+    quote: str
+    source: str  # number of the report and heading of the section
+    claim: str
+    agrees: str
 
 
-CHAPTERS = {name: read(name, stored) for name, stored in truths_of("case_study").items()}
+_STORED = truths_of("case_study")
+
+
+def _run(name: str, stored: Mapping[str, str]) -> Command:
+    text = " ".join(stored["about"].split())
+    return Command(name=name, code=stored["code"], words=tuple(shlex.split(stored["words"])), text=text)
+
+
+def _claim(name: str, stored: Mapping[str, str]) -> Command:
+    text, words = stored["text"], shlex.split(stored["words"])
+    # A claim without --confidence ends after three pairs in which nothing fails.
+    confidence = [] if name == "five_layers" else [f"--confidence={CONFIDENCE}"]
+    return Command(name=name, code=stored["code"], words=(*words, *confidence, f"--text={text}"), text=text)
+
+
+RUNS = {name: _run(name, stored) for name, stored in _STORED["runs"].items()}
+CLAIMS = {name: _claim(name, stored) for name, stored in _STORED["claims"].items()}
+COMMANDS = RUNS | CLAIMS
+BELIEFS = tuple(Belief(**stored) for stored in _STORED["beliefs"])
+
+
+# The program of the reports.
+
+
+def reported_files() -> dict[str, str]:
+    """Return the files of nsa.train that differ in the program of the reports, by path, with their text.
+
+    The selected branch is computed token by token. Neither a name nor a comment says so.
+    """
+    ops = REPOSITORY / "nsa" / "nsa_attention" / "ops"
+    branch = _without_words((ops / "per_token.py").read_text())
+    for name, neutral in (("PerTokenLoop", "SelectedBranch"), ("per_token", "selected_branch")):
+        branch = branch.replace(name, neutral)
+    dispatch = (ops / "dispatch.py").read_text().replace("from .per_token import PerTokenLoop\n", "")
+    condition = "if requested is Implementation.PER_TOKEN:"
+    if dispatch.count(condition) != 1:
+        raise SystemExit("case_study: dispatch.py no longer chooses the loop in one place")
+    dispatch = dispatch.replace(condition, "if requested:").replace("PerTokenLoop", "SelectedBranch")
+    imports = "from .selected_branch import SelectedBranch\n"
+    dispatch = dispatch.replace("from .paged_attention", f"{imports}from .paged_attention")
+    return {"ops/selected_branch.py": branch, "ops/dispatch.py": dispatch}
+
+
+def _without_words(source: str) -> str:
+    """Return Python source without comments and docstrings."""
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node) is not None:
+            node.body = node.body[1:] or [ast.Pass()]
+    return ast.unparse(tree) + "\n"
+
+
+def _copy(source: Path, target: Path) -> None:
+    shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"))
+
+
+def _write_reported(package: Path) -> None:
+    """Change a copy of nsa.train into the program of the reports."""
+    (package / "ops" / "per_token.py").unlink()
+    for path, text in reported_files().items():
+        (package / path).write_text(text)
+
+
+def _install_reported(place: Place) -> dict[str, str]:
+    """Install nsa-harness with the program of the reports next to the project, and return the environment for it.
+
+    The project becomes a git repository with two commits: the program of the reports, and nsa.train of today.
+    """
+    installed = place.folder.parent / "installed"
+    for name in ("harness/nsa_harness", "nsa/nsa_attention", "scenarios"):
+        _copy(REPOSITORY / name, installed / name)
+    _write_reported(installed / "nsa" / "nsa_attention")
+    package = place.folder / "nsa" / "nsa_attention"
+    _copy(REPOSITORY / "nsa" / "nsa_attention", package)
+    _write_reported(package)
+    _git(place, "init", "--quiet")
+    _commit(place, "The training program of the reports")
+    shutil.rmtree(package)
+    _copy(REPOSITORY / "nsa" / "nsa_attention", package)
+    _commit(place, "The selected branch of today")
+    return {"PYTHONPATH": os.pathsep.join(map(str, (installed / "harness", installed / "nsa")))}
+
+
+def _commit(place: Place, message: str) -> None:
+    _git(place, "add", "--all")
+    _git(place, "-c", "user.name=x", "-c", "user.email=x@example.org", "commit", "--quiet", f"--message={message}")
+
+
+def _git(place: Place, *words: str) -> None:
+    subprocess.run(["git", "-C", str(place.folder), *words], check=True)
+
+
+# The commands, run.
 
 
 def launch(case: str) -> dict[str, Any]:
-    """Run the command, and return what it printed, how it ended, and what it added to the ledger."""
-    with scratch() as place:
-        ran = place.ran([harness(), *CHAPTERS[case].words], LIMIT_S)
-        report = place.stored("report.json")
+    """Run a command, and return its result, the lines with its answer, and what it added to the ledger."""
+    command = COMMANDS[case]
+    with scratch(SETTINGS) as place:
+        environment = _install_reported(place) if command.code == REPORTED else {}
+        program = [sys.executable, "-m", "nsa_harness"] if command.code == REPORTED else [harness()]
+        ran = place.ran([*program, *command.words], LIMIT_S, **environment)
         ledger = place.folder / "reports" / "claims.jsonl"
         line = json.loads(ledger.read_text().splitlines()[-1]) if ledger.exists() else None
+        report = place.stored("report.json")
+        result = line["result"] if line else _ending(report, ran)
         return {
-            "command": CHAPTERS[case].command,
+            **_fingerprint(case),
             "code": ran.code,
             "seconds": round(ran.seconds, 1),
-            "result": line["result"] if line else _result(report, ran),
-            "ledger": line and {key: value for key, value in line.items() if key != "machine"},
-            "said": without_paths(ran.output, place.folder).splitlines(),
+            "result": result,
+            "claim": line and _of_ledger(line),
+            "said": list(_answer(result, without_paths(ran.output, place.folder))),
         }
 
 
-def _result(report: Mapping[str, Any] | None, ran: Ran) -> str:
-    """Return how the run of a command ended that left no line in the ledger, or that its sides cannot be compared."""
+def _ending(report: Mapping[str, Any] | None, ran: Ran) -> str:
     if report is None:
-        return NOT_COMPARABLE if ran.code == 2 else f"exit {ran.code}"
+        return f"exit {ran.code}"
     return ending(next(outcome for outcome in report["outcomes"] if outcome["final"]))
 
 
-def describe(case: str, cell: Cell) -> str:
-    right = cell["result"] == CHAPTERS[case].right
-    verdict = "right" if right else f"{cell['result']}, expected {CHAPTERS[case].right}"
-    return f"{verdict}   {cell['seconds']:.0f} s"
+def _of_ledger(line: Mapping[str, Any]) -> dict[str, Any]:
+    sides = [{key: side[key] for key in ("what", "failed", "of", "ends")} for side in line["sides"]]
+    return {
+        **{key: line[key] for key in ("key", "why", "computes", "confidence", "attempts", "order_seed")},
+        "sides": sides,
+    }
 
 
-def _seen(results: Results) -> list[tuple[Chapter, Cell]]:
-    seen = results["chapters"]
-    return [(chapter, seen[name]) for name, chapter in CHAPTERS.items() if name in seen]
+def _answer(result: str, output: str) -> Iterator[str]:
+    """Yield the lines of the output that answer the question: from the result to the end, without the pages."""
+    lines = [line.rstrip() for line in output.splitlines()]
+    starts = (result.split()[0].upper() + "  ", NOT_COMPARABLE)
+    start = next((number for number, line in enumerate(lines) if line.startswith(starts)), 0)
+    yield from (line for line in lines[start:] if not re.match(r"  (ledger|page|more|next|fixed\?|output) ", line))
 
 
-def rows(results: Results) -> dict[str, Row]:
-    seen = _seen(results)
-    right = sum(cell["result"] == chapter.right for chapter, cell in seen)
-    return {"case study": {"cases": str(len(seen)), "answer": f"{right} of {len(seen)}"}}
+def _fingerprint(case: str) -> dict[str, Any]:
+    settings = [path.read_text() for path in sorted(SETTINGS.glob("*.yaml"))]
+    return {"command": COMMANDS[case].line, "settings": digest_of(settings)}
+
+
+def describe(_case: str, cell: Cell) -> str:
+    return f"{cell['result']}   {cell['seconds']:.0f} s"
 
 
 EXPERIMENT = Experiment(
     name="case_study",
-    cases=tuple(CHAPTERS),
+    cases=tuple(COMMANDS),
     launch=launch,
     describe=describe,
-    rows=rows,
-    fingerprint=lambda case: {"command": CHAPTERS[case].command},
-    key="chapters",
+    rows=lambda _: {},
+    fingerprint=_fingerprint,
+    key="commands",
 )
 
 
+# The page.
+
+
+def verdict_on(belief: Belief, cell: Cell | None) -> str:
+    """Return what the result of a claim says of a belief: "right", "wrong", or why it says neither."""
+    if cell is None:
+        return "not run yet"
+    if cell["result"] in (SUPPORTED, REFUTED):
+        return "right" if cell["result"] == belief.agrees else "wrong"
+    return "not testable here" if cell["result"] == NOT_COMPARABLE else "open"
+
+
 def page(results: Results) -> list[str]:
-    """Return the lines of case-study.md: a table of all commands, then each command with the answer it printed."""
-    seen = _seen(results)
-    minutes = sum(cell["seconds"] for _, cell in seen) / 60
-    versions = results["versions"]
-    return [
-        "# Case study: two weeks of hangs",
-        "",
-        "```text",
-        "nsa-harness run seed_token_loop",
-        "nsa-harness claim seed_token_loop parallel.wrapper=ddp,manual --text='DDP is the cause'",
-        "```",
-        "",
-        *paragraph(
-            """
-            A team trained a model of 125 million parameters with Native Sparse Attention, and the first step never
-            seemed to end. In two weeks the team suspected six causes, without a control run for any of them. Most of
-            the time nothing was stuck: a Python loop over tokens made each step very slow. One other failure was real
-            and had a different cause.
-            """
-        ),
-        "",
-        *paragraph(
-            f"""
-            Here both faults are planted into the training program of this project, and each belief of the team is
-            tested. This takes {len(seen)} commands and {minutes:.0f} minutes on {results["cpus"]} cores without a GPU
-            (torch {versions["torch"]}, Python {versions["python"]}). `python -m evaluation run case_study` repeats
-            the commands. This page shows the answers; `evaluation/results/case_study.json` contains the full output.
-            """
-        ),
-        "",
-        "| question | answer | failed without the change | failed with the change | runs | minutes |",
-        "| --- | --- | ---: | ---: | ---: | ---: |",
-        *(_row(chapter, cell) for chapter, cell in seen),
-        "",
-        *paragraph(
-            """
-            `nsa-harness claim` runs a program alternately without and with one change. It refutes the claim if the
-            change removes less than half of the failures, and it supports the claim if runs with the change fail less
-            often. For "DDP is the cause", the change is to train without DDP.
-            """
-        ),
-        *_conclusion(results["chapters"]),
-        *(line for chapter, cell in seen for line in _section(chapter, cell)),
-        "",
-    ]
+    """Return the lines of case-study.md."""
+    seen = results[EXPERIMENT.key]
+    return [*_head(results), *_symptoms(seen), *_table(seen), *_untestable(seen), *_details(seen)]
 
 
-def _conclusion(seen: Mapping[str, Cell]) -> Iterator[str]:
-    """Yield the paragraph that says which commands took how long, or nothing if one of them was not run."""
-    if not {"symptom", "loop", "ready_twice"} <= seen.keys():
-        return
-    first, control, real = (seen[name]["seconds"] for name in ("symptom", "loop", "ready_twice"))
-    refuted = [cell["seconds"] for cell in seen.values() if cell["result"] == REFUTED]
+def _head(results: Results) -> Iterator[str]:
+    seen, versions = results[EXPERIMENT.key], results.get("versions", {})
+    minutes = sum(cell["seconds"] for cell in seen.values()) / 60
+    yield from ("# Case study: five reports about a training job that did not train", "")
+    yield from ("```text", "python -m evaluation run case_study", "python -m evaluation score --write", "```", "")
+    yield from paragraph(
+        """
+        This page tests the beliefs of five reports about a training job. In August 2025, a team trained a model of 125
+        million parameters with Native Sparse Attention on two GPUs, with DDP and gradient checkpointing. The first step
+        did not end, or the job crashed. The reports named many causes and tried many fixes, but compared no run with a
+        control run that differed in one setting only. nsa-harness was built because of these reports.
+        """
+    )
     yield ""
     yield from paragraph(
         f"""
-        The first command names the loop after {first:.0f} s, and the control run that proves it takes
-        {control / 60:.1f} minutes more. The command for the real failure names its line after {real:.0f} s. The other
-        {sum(refuted) / 60:.0f} minutes refute {len(refuted)} beliefs of the team. NCCL cannot be tested on a machine
-        without GPUs; nsa-harness reports that instead of an answer.
+        Each belief below is tested by `nsa-harness claim`, which launches the job in pairs, without and with one
+        change, in random order. A claim is supported if runs with the change fail less often, and refuted if the change
+        prevents less than half of the failures. The first command above runs all {len(COMMANDS)} commands of this page
+        and stores their results in `evaluation/results/case_study.json`; a stopped run continues when the command is
+        repeated. The second command writes the page from the stored results. No result on this page is written by hand.
+        """
+    )
+    yield ""
+    if seen:
+        yield from paragraph(
+            f"""
+            The results are from {results["date"][:10]}, from {len(seen)} commands and {minutes:.0f} minutes on a busy
+            machine with {results["cpus"]} cores and no GPU, with torch {versions["torch"]} and Python
+            {versions["python"]}.
+            """
+        )
+    yield from ("", "## The job", "", *_job())
+
+
+def _job() -> Iterator[str]:
+    yield from paragraph(
+        """
+        The job is `nsa.train`, the training program of this project, with the settings of the reports. Where a CPU
+        cannot run a setting, it is scaled down. The files are in `evaluation/programs/case_study`: `training.yaml` has
+        the first settings of the reports, `patched.yaml` is the same job after the patch of report 4, and `repro.yaml`
+        is the minimal reproduction of report 3.
+        """
+    )
+    yield from ("", "| setting | in the reports | here |", "| --- | --- | --- |")
+    for row in (
+        ("devices", "2 A100 GPUs, NCCL", "2 processes on a CPU, gloo"),
+        ("attention", "three branches: compressed, selected, sliding", "the same"),
+        ("layers", "12", "12"),
+        ("width", "768, 12 heads", "128, 8 heads: the model of the minimal reproduction in report 3"),
+        (
+            "sequence length",
+            "2048, compared with 512",
+            "2048 in `training.yaml`; 256, compared with 64, in `patched.yaml`",
+        ),
+        ("batch size per rank", "1 or 2", "2"),
+        ("number format", "bfloat16", "bfloat16"),
+        ("checkpointing", "all layers, reentrant (report 2)", "the same"),
+        ("DDP", "`gradient_as_bucket_view`, buckets of 25 MB, buffers broadcast", "the same"),
+        (
+            "`find_unused_parameters`",
+            "off, then on (patch of report 4)",
+            "off in `training.yaml`, on in `patched.yaml`",
+        ),
+        (
+            "time limit",
+            "30 s (report 3) to 5 minutes (report 4)",
+            "15 s in `training.yaml`: half of 30 s, for a sixth of the width",
+        ),
+        ("`TORCH_DISTRIBUTED_DEBUG`", "DETAIL", "INFO, because DETAIL makes DDP over gloo crash in torch 2.13"),
+    ):
+        yield f"| {' | '.join(row)} |"
+    yield ""
+    yield from paragraph(
+        """
+        The program of the reports is not public. After the reports it came out that its selected branch was computed
+        in a Python loop over the tokens. Commands about the time limit therefore launch `nsa.train` with such a loop in
+        place of its own selected branch. The names, the comments and the settings of this program do not say that there
+        is a loop, and no fault is planted. Commands about the crash launch `nsa.train` unchanged, because with the loop
+        the backward pass begins too late.
         """
     )
 
 
-def _row(chapter: Chapter, cell: Cell) -> str:
-    line, minutes = cell["ledger"], cell["seconds"] / 60
-    link = f"[{chapter.title}](#{chapter.title.lower().replace(' ', '-')})"
-    answer = "not tested here" if cell["result"] == NOT_COMPARABLE else f"**{cell['result']}**"
-    if line is None:
-        runs = 1 if chapter.words[0] == "run" else 0
-        return f"| {link} | {answer} | | | {runs} | {minutes:.1f} |"
-    counts = [f"{side['failed']} of {side['of']}" for side in line["sides"]]
-    return f"| {link} | {answer} | {counts[0]} | {counts[1]} | {line['attempts']} | {minutes:.1f} |"
+def _symptoms(seen: Mapping[str, Cell]) -> Iterator[str]:
+    yield from ("", "## What really happened", "")
+    for name, command in RUNS.items():
+        if name in seen:
+            yield from (*paragraph(command.text), "", *_console(seen[name]), "")
 
 
-def _section(chapter: Chapter, cell: Cell) -> Iterator[str]:
-    yield from ("", f"## {chapter.title}", "", *paragraph(chapter.told), "")
-    yield from ("```console", f"$ {cell['command']}", *_answer(chapter, cell), "```")
+def _table(seen: Mapping[str, Cell]) -> Iterator[str]:
+    verdicts = [verdict_on(belief, seen.get(belief.claim)) for belief in BELIEFS]
+    counts = ", ".join(f"{verdicts.count(verdict)} {verdict}" for verdict in dict.fromkeys(verdicts))
+    yield from ("## The beliefs", "")
+    yield from paragraph(
+        f"""
+        The table has {len(BELIEFS)} rows: {counts}. The column "source" has the number of the report and the heading of
+        the section: {_report_list()}. The columns "without" and "with" show how many runs failed without and with the
+        change.
+        """
+    )
+    yield ""
+    heads = ("about", "belief, quoted", "source", "claim that tests it", "answer", "the belief is")
+    yield f"| {' | '.join((*heads, 'without', 'with', 'runs', 'confidence'))} |"
+    yield "| --- | --- | --- | --- | --- | --- | ---: | ---: | ---: | ---: |"
+    for belief, verdict in zip(BELIEFS, verdicts, strict=True):
+        yield _row(belief, verdict, seen.get(belief.claim))
+    yield ""
 
 
-def _answer(chapter: Chapter, cell: Cell) -> Iterator[str]:
-    """Yield the lines of the output that answer the question: the answer of a run, or the result of a claim."""
-    lines = [line.rstrip() for line in cell["said"]]
-    starts = (cell["result"].split()[0].upper(), NOT_COMPARABLE)
-    start = next(number for number, line in enumerate(lines) if line.startswith(starts))
-    ends_early = chapter.words[0] == "claim" and "" in lines[start:]
-    yield from lines[start : lines.index("", start) if ends_early else len(lines)]
+def _report_list() -> str:
+    return ", ".join(f"{number} is `{name}`" for number, name in enumerate(REPORTS, 1))
+
+
+def _row(belief: Belief, verdict: str, cell: Cell | None) -> str:
+    command = CLAIMS[belief.claim]
+    claim = f"[{command.text}](#{_anchor(command.text)})"
+    line: Mapping[str, Any] = (cell and cell["claim"]) or {}
+    sides = line.get("sides", ())
+    counts = [f"{side['failed']} of {side['of']}" for side in sides] or ["", ""]
+    runs = line.get("attempts", 0)
+    confidence = f"{100 * line['confidence']:.0f} %" if verdict in ("right", "wrong") else ""
+    answer = f"**{cell['result'].upper()}**" if cell and cell["result"] != NOT_COMPARABLE else ""
+    quote = belief.quote.replace("|", "\\|")
+    return " | ".join(
+        (
+            f"| {belief.subject}",
+            f"“{quote}”",
+            belief.source,
+            claim,
+            answer,
+            verdict,
+            *counts,
+            str(runs),
+            f"{confidence} |",
+        )
+    )
+
+
+def _anchor(title: str) -> str:
+    return re.sub(r"[^a-z0-9 _-]", "", title.lower()).replace(" ", "-")
+
+
+def _untestable(seen: Mapping[str, Cell]) -> Iterator[str]:
+    reasons: dict[str, list[str]] = {}
+    for name, command in CLAIMS.items():
+        if name in seen and seen[name]["result"] == NOT_COMPARABLE:
+            reason = seen[name]["claim"]["why"].rpartition("cannot be launched here: ")[2]
+            reasons.setdefault(reason, []).append(command.text)
+    if reasons:
+        yield from ("## What could not be tested", "")
+        yield from paragraph("nsa-harness refused these claims, because this machine cannot launch one of their sides:")
+        yield ""
+        for reason, texts in reasons.items():
+            yield from (f"- {reason}:", *(f"  - {text}" for text in texts))
+        yield ""
+
+
+def _details(seen: Mapping[str, Cell]) -> Iterator[str]:
+    yield from ("## The commands and their answers", "")
+    for name, command in CLAIMS.items():
+        yield from (f"### {command.text}", "")
+        yield from _console(seen[name]) if name in seen else ("Not run yet.",)
+        yield ""
+
+
+def _console(cell: Cell) -> Iterator[str]:
+    yield from ("```console", f"$ {cell['command']}", *cell["said"])
+    yield "```"
