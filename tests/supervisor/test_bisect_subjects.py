@@ -5,12 +5,15 @@ from __future__ import annotations
 import gzip
 import json
 import shlex
+import signal
 import subprocess
-from contextlib import closing
+import sys
+from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
+import psutil
 import pytest
 
 from nsa_harness.commands import bisect
@@ -363,14 +366,36 @@ def test_a_commit_is_launched_in_a_worktree_of_its_own_and_the_users_checkout_st
     assert len(_git(repository, "worktree", "list").splitlines()) == 1
 
 
-def test_what_a_killed_search_checked_out_is_removed_by_the_one_that_continues(repository: Path) -> None:
-    home = repository.parent / "trees"
-    sha = _git(repository, "rev-parse", "HEAD").strip()
-    Worktrees(repository=repository, home=home).checkout(sha)  # killed: it is never closed
-    with closing(Worktrees(repository=repository, home=home)):
-        pass  # every probe has a result, so nothing is checked out
+def test_worktrees_are_removed_though_the_experiment_is_killed(repository: Path) -> None:
+    program = f"""
+import os, signal, sys
+from pathlib import Path
+from nsa_harness.supervisor.experiments.intermediate_configs import Worktrees
+trees = Worktrees(repository=Path({str(repository)!r}), home=Path({str(repository.parent / "trees")!r}))
+trees.checkout("HEAD")
+print(trees._remover.pid, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    killed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    with suppress(psutil.NoSuchProcess):
+        psutil.Process(int(killed.stdout)).wait(60)
     assert len(_git(repository, "worktree", "list").splitlines()) == 1
-    assert list(home.iterdir()) == []
+    assert not (repository.parent / "trees").exists()
+
+
+def test_worktrees_are_removed_by_the_next_session_if_their_remover_was_killed_too(repository: Path) -> None:
+    home = repository.parent / "trees"
+    killed = Worktrees(repository=repository, home=home)
+    killed.checkout("HEAD")
+    assert killed._remover is not None
+    killed._remover.kill()
+    killed._remover.wait()
+    assert len(_git(repository, "worktree", "list").splitlines()) == 2
+    with closing(Worktrees(repository=repository, home=home)):
+        pass  # every run has a result, so nothing is checked out
+    assert len(_git(repository, "worktree", "list").splitlines()) == 1
+    assert not home.exists()
 
 
 def test_commits_that_are_none_or_no_ancestors_are_refused(repository):

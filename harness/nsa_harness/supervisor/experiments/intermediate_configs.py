@@ -9,6 +9,7 @@ import hashlib
 import io
 import json
 import re
+import secrets
 import shutil
 import subprocess
 import sys
@@ -400,13 +401,33 @@ def commits_between(inside: Path, good: str, bad: str) -> CommitRange:
     return CommitRange(good=_git(inside, "rev-parse", "--short", shas[0]).stdout.strip(), later=tuple(commits))
 
 
+# A script for a separate process that waits until its input is closed, which also happens if nsa-harness is killed. Its
+# arguments are the repository and a directory. It removes all worktrees in this directory.
+_REMOVE_WORKTREES = """
+while read -r _; do :; done
+for tree in "$2"/*/ "$2"/*/*/; do [ -e "$tree.git" ] && git -C "$1" worktree remove --force --force "$tree"; done
+rm -rf "$2"
+rmdir "${2%/*}"
+git -C "$1" worktree prune
+"""
+
+
 @dataclass(kw_only=True)
 class Worktrees:
-    """Git worktrees for the commits of a bisection. The user's own checkout is not changed."""
+    """Git worktrees for the commits of an experiment. The user's own checkout is not changed.
+
+    `close` removes them. If nsa-harness is killed first, a separate process removes them.
+    """
 
     repository: Path  # any directory in the repository
-    home: Path  # contains only worktrees of this search
+    home: Path  # contains only worktrees of this experiment, in one directory per session
     checkouts: dict[str, Path] = field(default_factory=dict)
+    # A new session must not use a directory that the remover of a killed session may be deleting.
+    _session_dir: Path = field(init=False)
+    _remover: subprocess.Popen[bytes] | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        self._session_dir = self.home / secrets.token_hex(4)
 
     def checkout(self, sha: str) -> Path:
         """Check out a commit in a worktree, and return its directory.
@@ -414,11 +435,11 @@ class Worktrees:
         This is the directory that corresponds to `repository`. Raise UsageError if the commit does not contain it.
         """
         if sha not in self.checkouts:
-            path = self.home / sha
-            if not path.is_dir():
-                process = _git(self.repository, "worktree", "add", "--detach", "--force", str(path), sha)
-                if process.returncode != 0:
-                    raise UsageError(f"git worktree of {sha}: {_last_line(process.stderr)}")
+            self._remover = self._remover or self._start_remover(self._session_dir)
+            path = self._session_dir / sha
+            process = _git(self.repository, "worktree", "add", "--detach", "--force", str(path), sha)
+            if process.returncode != 0:
+                raise UsageError(f"git worktree of {sha}: {_last_line(process.stderr)}")
             self.checkouts[sha] = path
         root = _git(self.repository, "rev-parse", "--show-toplevel").stdout.strip()
         inside = self.repository.resolve().relative_to(root)
@@ -427,12 +448,29 @@ class Worktrees:
         return self.checkouts[sha] / inside
 
     def close(self) -> None:
-        """Remove all worktrees in `home`, including those of an earlier run of the same search that was killed."""
-        leftovers = self.home.iterdir() if self.home.is_dir() else ()
-        for path in {*self.checkouts.values(), *leftovers}:
-            _git(self.repository, "worktree", "remove", "--force", str(path))
+        """Remove all worktrees in `home`, including those of earlier sessions that were killed."""
+        if self._remover is not None:
+            self._let_remove(self._remover)
+        if self.home.is_dir():
+            self._let_remove(self._start_remover(self.home))
+        self._remover = None
         self.checkouts.clear()
-        _git(self.repository, "worktree", "prune")
+
+    def _start_remover(self, directory: Path) -> subprocess.Popen[bytes]:
+        """Start the process that removes all worktrees in `directory` once its input is closed."""
+        return subprocess.Popen(
+            ["sh", "-c", _REMOVE_WORKTREES, "sh", str(self.repository.resolve()), str(directory)],
+            stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C in the terminal must not end it
+        )  # fmt: skip
+
+    def _let_remove(self, remover: subprocess.Popen[bytes]) -> None:
+        """Let a remover remove its worktrees, and wait until it has ended."""
+        try:
+            remover.communicate(timeout=_GIT_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            remover.kill()
+            remover.wait()
 
 
 def commit_of(inside: Path, name: str) -> str:
