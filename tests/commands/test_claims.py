@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -75,7 +76,7 @@ def launched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Launched:
     monkeypatch.setenv("COLUMNS", "100")
     made = Launched()
     monkeypatch.setattr(session, "run_one", made)
-    monkeypatch.setattr(cache_key, "query_interpreter", lambda *_: Interpreter())
+    monkeypatch.setattr(cache_key, "query_interpreter", lambda *_: Interpreter(version="3.11.7"))
     monkeypatch.setattr(experiment, "describe", lambda *_, **__: {"git": {"commit": "1a2b3c4d5e6f", "dirty": True}})
     monkeypatch.setattr("typer.main.get_command", _COMMAND_LINE)
     monkeypatch.setattr(claim, "draw_order_seed", lambda: WITHOUT_FIRST)
@@ -280,12 +281,135 @@ def test_ctrl_c_leaves_what_was_counted_and_says_what_the_same_command_does(laun
     assert run_command_line([*CLAIM]) == 130
     said = capsys.readouterr().out
     assert (
-        "UNDECIDED interrupted; 2 of 2 runs failed without the change, 0 of 1 with it; the same command starts"
+        "UNDECIDED interrupted; 2 of 2 runs failed without the change, 0 of 1 with it; the same command continues"
         in " ".join(said.split())
     )
     (line,) = ledger()
     assert [(side["failed"], side["of"], side["rate"]) for side in line["sides"]] == [(2, 2, 1.0), (0, 1, 0.0)]
     assert json.loads((Path("reports", line["runs"][0]) / "run.json").read_text())["interrupted"] is True
+
+
+class Killed(BaseException):
+    """In the place of SIGKILL: only files remain."""
+
+
+def kill_in(launched: Launched, number: int) -> None:
+    """Make the claim be killed in its run `number`."""
+
+    def leaves(_: RunSpec, __: AttemptDir) -> None:
+        if len(launched.asked) == number - 1:
+            raise Killed
+
+    launched.leaves = leaves
+
+
+@pytest.mark.parametrize("number", [1, 2, 4, 7])
+@pytest.mark.parametrize("between", [False, True], ids=["in the run", "after the run"])
+def test_a_killed_claim_goes_on_where_it_was_killed(
+    launched: Launched, capsys: Any, monkeypatch: pytest.MonkeyPatch, number: int, between: bool
+) -> None:
+    launched.ends = {"=false": [HANG]}
+    assert run_command_line([*CLAIM, "--out", "whole"]) == 0
+    whole, asked = json.loads(Path("whole", NAME).read_text()), launched.asked
+
+    def show_line(*_: object) -> None:
+        if len(launched.asked) == number:
+            raise Killed
+
+    launched.asked = []
+    with monkeypatch.context() as patched:
+        if between:
+            patched.setattr(experiment.Experiment, "show_line", show_line)
+        else:
+            kill_in(launched, number)
+        with pytest.raises(Killed):
+            run_command_line([*CLAIM])
+    launched.leaves = lambda *_: None
+    monkeypatch.setattr(claim, "draw_order_seed", lambda: 7)  # the new seed of the second command is not used
+    capsys.readouterr()
+    assert run_command_line([*CLAIM]) == 0
+    stored = number - 1 + between
+    assert launched.asked == asked
+    runs = f"{stored} run{'' if stored == 1 else 's'} already finished"
+    assert runs in " ".join(capsys.readouterr().out.split())
+    (line,) = ledger()
+    same = ("result", "why", "sides", "attempts", "order_seed", "seconds")
+    assert {key: line[key] for key in same} == {key: whole[key] for key in same}
+    assert len(json.loads(Path("reports", "latest", "report.json").read_text())["outcomes"]) == line["attempts"]
+
+
+def test_a_claim_that_was_killed_before_its_answer_was_filed_is_not_run_again(
+    launched: Launched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launched.ends = {"=false": [HANG]}
+
+    def killed(*_: object) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patched:
+        patched.setattr(experiment.Experiment, "finish", killed)
+        with pytest.raises(Killed):
+            run_command_line([*CLAIM])
+    asked, launched.asked = launched.asked, []
+    assert run_command_line([*CLAIM]) == 0
+    assert launched.asked == []
+    assert ledger()[0]["attempts"] == len(asked)
+
+
+def test_an_interrupted_claim_goes_on_with_a_larger_budget_and_ends_once(launched: Launched, capsys: Any) -> None:
+    launched.ends = {"=false": [HANG]}
+    assert run_command_line([*CLAIM, "--budget", "20s"]) == 125
+    assert run_command_line([*CLAIM, "--budget", "1h"]) == 0
+    assert [(line["result"], line["attempts"]) for line in ledger()] == [("undecided", 4), ("supported", 10)]
+    assert len(launched.asked) == 10
+    assert run_command_line([*CLAIM]) == 0
+    assert len(launched.asked) == 20
+    assert capsys.readouterr().out.count("already finished") == 1
+
+
+def test_a_killed_claim_about_a_program_that_was_edited_since_begins_anew(
+    launched: Launched, capsys: Any, tmp_path: Path
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("print('one')\n")
+    kill_in(launched, 3)
+    with pytest.raises(Killed):
+        run_command_line(["claim", "train.py", "run.env.MODE=a,b"])
+    launched.leaves = lambda *_: None
+    script.write_text("print('another one')\n")
+    assert run_command_line(["claim", "train.py", "run.env.MODE=a,b"]) == 125
+    said = " ".join(capsys.readouterr().out.split())
+    assert "train.py has changed since the claim in" in said
+    assert "a new claim starts" in said
+    assert ledger()[0]["attempts"] == 6
+
+
+def test_a_claim_about_two_commits_leaves_no_worktree_and_goes_on(launched: Launched, tmp_path: Path) -> None:
+    def git(*words: str) -> str:
+        command = ["git", "-c", "user.name=a", "-c", "user.email=a@b", *words]
+        return subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True).stdout
+
+    git("init", "-q")
+    for text in ("print('one')\n", "print('two')\n"):
+        Path("train.py").write_text(text)
+        git("add", "train.py")
+        git("commit", "-qm", "a commit")
+    seen = []
+
+    def leaves(spec: RunSpec, _: AttemptDir) -> None:
+        seen.append((Path(spec.cwd or "") / "train.py").read_text())
+        if len(seen) == 4:
+            raise Killed
+
+    launched.leaves = leaves
+    words = ["claim", "train.py", "--ranks", "1", "--commits", "HEAD~1..HEAD"]
+    with pytest.raises(Killed):
+        run_command_line(words)
+    assert len(git("worktree", "list").splitlines()) == 1
+    assert run_command_line(words) == 125
+    assert (len(launched.asked), sorted(seen)) == (6, ["print('one')\n"] * 3 + ["print('two')\n"] * 4)
+    assert len(git("worktree", "list").splitlines()) == 1
+    assert ledger()[0]["attempts"] == 6
 
 
 def test_a_dry_run_shows_both_sides_and_what_it_takes_and_writes_nothing(launched: Launched, capsys: Any) -> None:

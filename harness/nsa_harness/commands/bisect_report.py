@@ -98,7 +98,7 @@ def write_answer(
     search = report_so_far(state, answer, alone=_write_repro(state, run, answer), cut_short=cut_short)
     search = run.redaction.value(replace(search, command=run.redaction.command_text(search.command)))
     dirs = [probe.dir for probe in search.probes if probe.dir]
-    all_outcomes = {**_judge_again(run, [name for name in dirs if name not in outcomes]), **outcomes}
+    all_outcomes = {**judge_again(run, [name for name in dirs if name not in outcomes]), **outcomes}
     session.write_documents(
         [all_outcomes[name] for name in dirs if name in all_outcomes],
         plan=specs,
@@ -155,7 +155,7 @@ def _write_repro(state: SearchProgress, run: RunDir, answer: SearchAnswer) -> st
     return f"cd {run.repro} && {repro_command(spec)}"
 
 
-def _judge_again(run: RunDir, dirs: Sequence[str]) -> dict[str, Outcome]:
+def judge_again(run: RunDir, dirs: Sequence[str]) -> dict[str, Outcome]:
     """Judge stored test runs again, and map each directory name to the resulting outcome."""
     from nsa_harness.commands.judge import judge_stored
 

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import json
 import sys
-import tempfile
-from contextlib import ExitStack, closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from random import SystemRandom
 
-from nsa_harness.commands.experiment import Experiment, ledger_side, open_experiment, utc_now
+from nsa_harness import __version__
+from nsa_harness.commands.experiment import Experiment, experiment_in, ledger_side, utc_now
 from nsa_harness.core.experiment.claim import (
     FIRST,
     SECOND,
@@ -35,17 +36,19 @@ from nsa_harness.render.experiments.claim import TrialScreen
 from nsa_harness.subject.computed import computed_numbers, decides_only_how, tolerance
 from nsa_harness.subject.files import is_launched_by
 from nsa_harness.supervisor.experiments.cache_key import (
+    LAUNCH_ENTRY,
+    CacheKey,
     LaunchedProgram,
-    changed_entries,
-    mark_outputs,
     names_with_verb,
     query_interpreter_of,
+    sealed_digest,
 )
 from nsa_harness.supervisor.experiments.intermediate_configs import Worktrees, commit_of
+from nsa_harness.supervisor.experiments.journal import SearchDirectory, TrialJournal, open_search, search_state
 from nsa_harness.supervisor.launch.launcher import command_line, end_dead_runs
 from nsa_harness.supervisor.launch.machine import machine_facts
 from nsa_harness.supervisor.launch.planning import Invocation
-from nsa_harness.supervisor.launch.sides import COMMIT, LaunchSides, plan_sides
+from nsa_harness.supervisor.launch.sides import COMMIT, LaunchSides, TreeOf, plan_sides
 from nsa_harness.supervisor.storage.adapters import json_object
 from nsa_harness.supervisor.storage.collect import step_time_s
 from nsa_harness.supervisor.storage.ledger import NAME, LedgerLine, add_line, read_ledger
@@ -78,16 +81,68 @@ def run_claim(request: ClaimRequest) -> int:
     Raises UsageError if the two sides do not differ in exactly one key, commit or argument.
     """
     facts = machine_facts()
-    with ExitStack() as stack:
-        try:
-            sides = _sides(request, facts, stack)
-        except MissingNeed as error:
-            _record_untested(request, facts, str(error))
-            raise
-        claim = _claim(request, sides)
-        end_dead_runs()
-        with open_experiment(request.options, (sides.first.spec, sides.second.spec), facts) as experiment:
-            return _test(experiment, request, sides, claim)
+    try:
+        planned = planned_claim(request, facts)
+    except MissingNeed as error:
+        _record_untested(request, facts, str(error))
+        raise
+    program = _program(request, planned)
+    state = search_state(
+        f"claim about {planned.scenario}", request.options.command, _cache_key(request, planned, program),
+        order_seed=draw_order_seed(),
+    )  # fmt: skip
+    end_dead_runs()
+    with (
+        open_search(
+            request.options, state, program.file_entries, state_file=lambda run: run.claim_state, noun="claim"
+        ) as folder,
+        _sides_in(folder, request, facts, planned) as sides,
+    ):
+        journal, specs = TrialJournal(folder.run), (sides.first.spec, sides.second.spec)
+        with experiment_in(folder.run, request.options, specs, facts, journal.stored) as experiment:
+            claim = _claim(request, sides, folder)
+            if folder.is_continued:
+                runs = words.plural(len(journal.stored), "run")
+                claim = replace(claim, notes=(*claim.notes, f"continues {folder.run.path}: {runs} already finished"))
+            elif folder.note:
+                claim = replace(claim, notes=(*claim.notes, folder.note))
+            return _test(experiment, request, sides, claim, folder, journal)
+
+
+def _program(request: ClaimRequest, sides: LaunchSides) -> LaunchedProgram:
+    """Return the program that a claim launches. A claim about two commits does not depend on the user's files."""
+    specs = () if sides.key == COMMIT else (sides.first.spec, sides.second.spec)
+    working_dir = request.question.working_dir
+    return LaunchedProgram(specs=specs, interpreter=query_interpreter_of(specs), working_dir=working_dir)
+
+
+def _cache_key(request: ClaimRequest, sides: LaunchSides, program: LaunchedProgram) -> CacheKey:
+    """Return everything that must be unchanged for an interrupted claim to continue."""
+    specs, question = (sides.first.spec, sides.second.spec), request.question
+    launches = replace(program, specs=specs)
+    return {
+        **program.file_entries(),
+        **launches.environment_entries(),
+        "nsa-harness": __version__,
+        LAUNCH_ENTRY: sealed_digest(*((spec.spec_hash, spec.expect, spec.limits) for spec in specs)),
+        "what is claimed": sealed_digest(
+            question.arguments, question.script, question.working_dir, request.arg, request.text, request.confidence,
+            request.confidence_requested, request.most_pairs, request.options.probe,
+        ),
+    }  # fmt: skip
+
+
+@contextmanager
+def _sides_in(
+    folder: SearchDirectory, request: ClaimRequest, facts: MachineFacts, planned: LaunchSides
+) -> Iterator[LaunchSides]:
+    """Yield the two launches to run. Two commits are checked out in the run directory until the context ends."""
+    if request.commits is None:
+        yield planned
+        return
+    home = folder.run.worktrees.resolve()
+    with closing(Worktrees(repository=request.question.working_dir, home=home)) as trees:
+        yield _sides(request, facts, trees.checkout)
 
 
 def _record_untested(request: ClaimRequest, facts: MachineFacts, reason: str) -> None:
@@ -103,20 +158,16 @@ def _record_untested(request: ClaimRequest, facts: MachineFacts, reason: str) ->
     add_line(options.parent, line, redaction)
 
 
-def _sides(request: ClaimRequest, facts: MachineFacts, stack: ExitStack | None) -> LaunchSides:
+def _sides(request: ClaimRequest, facts: MachineFacts, tree_of: TreeOf | None) -> LaunchSides:
     """Return the two launches, with and without the change, that a claim compares.
 
-    `stack` removes the worktrees of two commits when it is closed. If it is None, no commit is checked out.
+    `tree_of` checks out a commit. If it is None, no commit is checked out.
     """
     question, commits = request.question, request.commits
     if commits is None:
         return plan_sides(question, facts, arg=request.arg)
     shas = (commit_of(question.working_dir, commits[0])[:12], commit_of(question.working_dir, commits[1])[:12])
-    if stack is None:
-        return plan_sides(question, facts, commits=shas, arg=request.arg)
-    home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="nsa-harness-claim-")))
-    trees = stack.enter_context(closing(Worktrees(repository=question.working_dir, home=home)))
-    return plan_sides(question, facts, commits=shas, arg=request.arg, tree_of=trees.checkout)
+    return plan_sides(question, facts, commits=shas, arg=request.arg, tree_of=tree_of)
 
 
 def draw_order_seed() -> int:
@@ -124,8 +175,10 @@ def draw_order_seed() -> int:
     return SystemRandom().getrandbits(32)
 
 
-def _claim(request: ClaimRequest, sides: LaunchSides) -> ClaimReport:
-    earlier = earlier_results(request.options.parent, {sides.first.spec.spec_hash})
+def _claim(request: ClaimRequest, sides: LaunchSides, folder: SearchDirectory | None = None) -> ClaimReport:
+    """Return the claim before its first run. `folder` is its run directory, or None if nothing is launched."""
+    this_run = folder.run.run_id if folder else ""
+    earlier = earlier_results(request.options.parent, {sides.first.spec.spec_hash}, excluded_run=this_run)
     must_reach_confidence = request.confidence_requested or any(run.verdict in FAILED_STATUSES for run in earlier)
     specs = (sides.first.spec, sides.second.spec)
     terms = ClaimTerms(
@@ -134,7 +187,7 @@ def _claim(request: ClaimRequest, sides: LaunchSides) -> ClaimReport:
         controls=control_runs(request.confidence, insistent=must_reach_confidence),
         must_compute_same=all(map(is_launched_by, specs)) and decides_only_how(sides.key),
         tolerance=max(map(tolerance, specs)),
-        order_seed=draw_order_seed(),
+        order_seed=folder.state.order_seed if folder else draw_order_seed(),
     )
     return ClaimReport(
         text=request.text or f"{sides.second.label} helps", scenario=sides.scenario, key=sides.key,
@@ -143,9 +196,9 @@ def _claim(request: ClaimRequest, sides: LaunchSides) -> ClaimReport:
     )  # fmt: skip
 
 
-def planned_claim(request: ClaimRequest) -> LaunchSides:
-    """Return the two launches that a claim compares, without a checkout of any commit, for --dry-run."""
-    return _sides(request, machine_facts(), None)
+def planned_claim(request: ClaimRequest, facts: MachineFacts | None = None) -> LaunchSides:
+    """Return the two launches that a claim compares, without a checkout of any commit."""
+    return _sides(request, facts or machine_facts(), None)
 
 
 def show_plan(request: ClaimRequest, sides: LaunchSides) -> None:
@@ -171,31 +224,43 @@ def show_ledger(parent: Path, *, as_json: bool) -> int:
     return 0
 
 
-def _test(experiment: Experiment, request: ClaimRequest, sides: LaunchSides, claim: ClaimReport) -> int:
+def _test(
+    experiment: Experiment, request: ClaimRequest, sides: LaunchSides, claim: ClaimReport, folder: SearchDirectory,
+    journal: TrialJournal,
+) -> int:  # fmt: skip
     """Run trials until the claim is decided, report the conclusion, and return the exit code."""
     experiment.show(lambda width: shown.header_lines(claim, width))
-    files = _Files(sides, request.question.working_dir)
     test = SequentialTest(terms=claim.terms)
 
     def so_far() -> ClaimReport:
         return replace(claim, trials=tuple(test.trials))
 
+    def add(trial: Trial) -> None:
+        test.add_trial(trial)
+        experiment.show_line(partial(shown.trial_line, so_far()))
+
+    for trial in journal.stored:
+        add(trial)
     for trial in experiment.trials_until(
         lambda: _end(experiment, request, test) is not None,
         next_config=lambda: test.next_side,
         judge=lambda outcome, side: _trial(experiment, outcome, side),
         progress=lambda side: shown.progress_text(so_far(), side),
     ):
-        test.add_trial(trial)
-        files.learn_written(test)
-        experiment.show(partial(shown.trial_lines, so_far()))
+        journal.append(trial)
+        add(trial)
+        if len(test.trials) <= 2:  # the first run of each side
+            folder.ignore_program_outputs()
     conclusion = _end(experiment, request, test)
     assert conclusion is not None
-    if edited_files := files.edited_files():
+    # Without a conclusion of the test, the budget is used up or the user interrupted, and the claim can continue.
+    is_unfinished = test.conclusion() is None
+    if edited_files := folder.changed_files():
         reason = f"{names_with_verb(edited_files)} changed during the test: the runs did not all run the same program"
         conclusion = Conclusion(result=ClaimResult.NOT_COMPARABLE, why=reason)
     report = replace(so_far(), conclusion=conclusion)
     code, ledger = experiment.finish(_line(experiment, sides, report), EXIT[conclusion.result])
+    folder.write(ended=not is_unfinished)
     experiment.show(lambda width: ["", *shown.answer_lines(report, experiment.session.run.path, ledger, width)])
     return code
 
@@ -207,7 +272,7 @@ def _end(experiment: Experiment, request: ClaimRequest, test: SequentialTest) ->
         return conclusion
     counts = f"{test.count(FIRST)} runs failed without the change, {test.count(SECOND)} with it"
     if experiment.session.interrupted:
-        reason = f"interrupted; {counts}; the same command starts from the beginning"
+        reason = f"interrupted; {counts}; the same command continues the claim"
     elif request.budget_s is not None and sum(trial.wall_s for trial in test.trials) >= request.budget_s:
         reason = f"the budget of {words.seconds(request.budget_s)} is used up: {counts}"
     else:
@@ -223,23 +288,6 @@ def _trial(experiment: Experiment, outcome: Outcome, side: int) -> Trial:
         numbers = computed_numbers(lambda name: read_table(attempt.directory, attempt.path / name, lambda *_: None))
     step_s = step_time_s(attempt, spec.ranks)
     return make_trial(outcome, lambda _: True, config=side, step_s=step_s, numbers=numbers)
-
-
-class _Files:
-    """A monitor that finds out which of the program's files were edited during a test."""
-
-    def __init__(self, sides: LaunchSides, working_dir: Path) -> None:
-        specs = () if sides.key == COMMIT else (sides.first.spec, sides.second.spec)
-        self._program = LaunchedProgram(specs=specs, interpreter=query_interpreter_of(specs), working_dir=working_dir)
-        self._before = self._program.file_entries()
-
-    def learn_written(self, test: SequentialTest) -> None:
-        """Ignore the files that the program itself writes during the first trial of each side."""
-        if len(test.trials) <= 2:
-            self._before = mark_outputs(self._before, self._program.file_entries())
-
-    def edited_files(self) -> tuple[str, ...]:
-        return changed_entries(self._before, self._program.file_entries())
 
 
 def _line(experiment: Experiment, sides: LaunchSides, report: ClaimReport) -> LedgerLine:

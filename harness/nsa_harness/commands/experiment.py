@@ -7,9 +7,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from itertools import count
 from pathlib import Path
 from typing import Any
 
+from nsa_harness.commands.bisect_report import judge_again
 from nsa_harness.commands.session import INTERRUPTED, Session, run_directory, session
 from nsa_harness.core.experiment.statistics import interval
 from nsa_harness.core.experiment.trial import Trial
@@ -20,7 +22,7 @@ from nsa_harness.render.experiments.claim import TrialScreen
 from nsa_harness.supervisor.launch.machine import describe
 from nsa_harness.supervisor.storage.adapters import json_object
 from nsa_harness.supervisor.storage.ledger import LedgerLine, LedgerSide, add_line
-from nsa_harness.supervisor.storage.rundir import RunOptions
+from nsa_harness.supervisor.storage.rundir import RunDir, RunOptions
 
 
 @dataclass(kw_only=True)
@@ -30,8 +32,8 @@ class Experiment:
     session: Session
     screen: TrialScreen
     configs: Sequence[RunSpec]
-    trials: list[Trial] = field(default_factory=list)
-    _outcomes: list[Outcome] = field(default_factory=list)
+    trials: list[Trial] = field(default_factory=list)  # if the experiment was continued, with those of earlier sessions
+    outcomes: list[Outcome] = field(default_factory=list)
 
     def trials_until(
         self,
@@ -58,9 +60,10 @@ class Experiment:
             yield self.trials[-1]
 
     def _launch(self, spec: RunSpec) -> Outcome:
-        earlier = sum(outcome.spec.scenario == spec.scenario for outcome in self._outcomes)
-        outcome = self.session.launch(spec, 1 + earlier)
-        self._outcomes.append(outcome)
+        # A killed session may have left a directory behind.
+        free = (number for number in count(1) if not self.session.run.attempt(spec.scenario, number).path.exists())
+        outcome = self.session.launch(spec, next(free))
+        self.outcomes.append(outcome)
         self.session.announce(outcome)
         return outcome
 
@@ -75,7 +78,7 @@ class Experiment:
         """
         code = INTERRUPTED if self.session.interrupted else code
         ledger = self._add_to_ledger(line) if self.trials else None
-        self.session.write_documents(self._outcomes)
+        self.session.write_documents(self.outcomes)
         claim = {"scenario": line.scenario, "claim": json_object(line)}
         self.session.stream({"event": "done", **claim, "exit_code": code, "run_dir": str(self.session.run.path)})
         return code, ledger
@@ -103,15 +106,28 @@ class Experiment:
     @property
     def took_s(self) -> float:
         """Total time of all launches in seconds, including an interrupted launch."""
-        return sum(outcome.timing.wall_s for outcome in self._outcomes)
+        return sum(outcome.timing.wall_s for outcome in self.outcomes)
 
 
 @contextmanager
 def open_experiment(options: RunOptions, configs: Sequence[RunSpec], facts: MachineFacts) -> Iterator[Experiment]:
-    """Open a run directory and a session for an experiment."""
+    """Open a new run directory and a session for an experiment."""
+    with run_directory(options) as run, experiment_in(run, options, configs, facts) as experiment:
+        yield experiment
+
+
+@contextmanager
+def experiment_in(
+    run: RunDir, options: RunOptions, configs: Sequence[RunSpec], facts: MachineFacts, trials: Sequence[Trial] = ()
+) -> Iterator[Experiment]:
+    """Open a session for an experiment in a run directory that is already locked.
+
+    `trials` are the finished trials of earlier sessions in this directory.
+    """
     screen = TrialScreen(sys.stderr if options.json else sys.stdout, live=not options.json)
-    with run_directory(options) as run, session(run, options, configs, screen=screen, facts=facts) as running:
-        yield Experiment(session=running, screen=screen, configs=configs)
+    outcomes = list(judge_again(run, [trial.dir for trial in trials]).values())
+    with session(run, options, configs, screen=screen, facts=facts) as running:
+        yield Experiment(session=running, screen=screen, configs=configs, trials=list(trials), outcomes=outcomes)
 
 
 def utc_now() -> str:

@@ -9,15 +9,16 @@ from __future__ import annotations
 import json
 import shlex
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
+from nsa_harness.core.experiment.trial import Trial
 from nsa_harness.core.plan import Launcher
 from nsa_harness.core.scenario.yaml_tree import visible
 from nsa_harness.core.search.question import Spans, Subset, spans_of
@@ -34,6 +35,7 @@ from nsa_harness.supervisor.storage.adapters import json_text, type_adapter
 from nsa_harness.supervisor.storage.rundir import RunDir, RunOptions, append_line, create_run, latest_runs, lock_run
 from nsa_harness.texts.words import plural
 
+_Record = TypeVar("_Record", ProbeReport, Trial)
 _MAX_STATE_BYTES = 4 << 20
 _BUDGET = "--budget"
 
@@ -47,6 +49,7 @@ class SearchState:
     command: str  # as the user typed it
     typed: str = ""  # a digest of the command without options that do not affect the results
     premises: dict[str, str] = field(default_factory=dict)  # the cache key
+    order_seed: int = 0  # of a claim; decides which side of each pair runs first
     ended: bool = False  # the experiment has finished
 
 
@@ -92,7 +95,7 @@ class Journal:
 
     def __init__(self, run: RunDir) -> None:
         self._path, self._redaction = run.search_probes, run.redaction
-        self.stored: list[ProbeReport] = list(_stored_probes(run))
+        self.stored: list[ProbeReport] = list(_stored_records(run, run.search_probes, ProbeReport))
         self.session_probes: list[ProbeReport] = []  # the results used in this session, both stored and new ones
         self._waiting: dict[tuple[Spans, bool], list[ProbeReport]] = defaultdict(list)
         for probe in self.stored:
@@ -120,11 +123,22 @@ class Journal:
         self.stored.append(probe)
 
 
-def search_state(question: str, command: str, premises: CacheKey) -> SearchState:
-    """Return the state of a new experiment. `premises` is its cache key."""
-    return SearchState(
-        question=question, command=command, typed=sealed_digest(*_command_words(command)), premises=dict(premises)
-    )
+class TrialJournal:
+    """The stored runs of a claim, in the order in which they ended. Each run is stored with its result."""
+
+    def __init__(self, run: RunDir) -> None:
+        self._path, self._redaction = run.trials, run.redaction
+        self.stored: tuple[Trial, ...] = tuple(_stored_records(run, run.trials, Trial))
+
+    def append(self, trial: Trial) -> None:
+        """Store a finished run on disk, with secrets removed."""
+        append_line(self._path, self._redaction.value(json.loads(json_text(trial))))
+
+
+def search_state(question: str, command: str, premises: CacheKey, *, order_seed: int = 0) -> SearchState:
+    """Return the state of a new experiment. `premises` is its cache key, and `order_seed` belongs to a claim."""
+    typed = sealed_digest(*_command_words(command))
+    return SearchState(question=question, command=command, typed=typed, premises=dict(premises), order_seed=order_seed)
 
 
 def _bisection_state_file(run: RunDir) -> Path:
@@ -160,7 +174,7 @@ def open_search(
                 if earlier_state is not None and not earlier_state.ended:
                     continued = SearchDirectory(
                         run=run,
-                        state=replace(state, premises=earlier_state.premises),
+                        state=replace(state, premises=earlier_state.premises, order_seed=earlier_state.order_seed),
                         file_entries=file_entries,
                         state_file=state_file(run),
                         is_continued=True,
@@ -196,7 +210,7 @@ def unfinished_search_text(run: RunDir) -> str:
     state = _read_state(run, _bisection_state_file)
     if state is None or state.ended:
         return ""
-    probe_count = len(list(_stored_probes(run)))
+    probe_count = len(list(_stored_records(run, run.search_probes, ProbeReport)))
     probes = f"{plural(probe_count, 'probe')} made"
     search_text = f"a bisection that ended before it had an answer ({visible(state.question)}), {probes}"
     return f"{run.path} is {search_text}; to continue it, give its command again: {visible(state.command)}"
@@ -219,10 +233,10 @@ def _command_words(command: str) -> list[str]:
     return [word for before, word in pairs if before != _BUDGET and word.partition("=")[0] not in (_BUDGET, "--json")]
 
 
-def _stored_probes(run: RunDir) -> Iterable[ProbeReport]:
-    """Yield the test runs stored in a bisection's run directory. Unreadable lines are skipped."""
-    for record in run.directory.read_records(run.search_probes):
+def _stored_records(run: RunDir, path: Path, kind: type[_Record]) -> Iterator[_Record]:
+    """Yield the test runs stored in a journal of a run directory. Unreadable lines are skipped."""
+    for record in run.directory.read_records(path):
         try:
-            yield type_adapter(ProbeReport).validate_python(record)
+            yield type_adapter(kind).validate_python(record)
         except ValidationError:
             continue

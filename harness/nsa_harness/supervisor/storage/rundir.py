@@ -97,6 +97,9 @@ class RunDir:
         self.worktrees = path / "worktrees"  # checkouts of commits, while the bisection is running
         self.mixtures = path / "mixtures"  # intermediate configurations of two config files or environments
         self.repro = path / "repro"  # the failing configuration as a script
+        # Files of a claim.
+        self.claim_state = path / "claim_state.json"  # the inputs of the claim, and whether it has finished
+        self.trials = path / "trials.jsonl"  # the results of its runs
         # Files of `ready`, a check before production.
         self.readiness = path / "READINESS.md"
         self.readiness_record = path / "readiness.json"
