@@ -45,7 +45,8 @@ class Command:
     name: str
     code: str  # the program that it launches: REPORTED or "today"
     words: tuple[str, ...]  # arguments of nsa-harness
-    text: str  # the claim, or what is seen of a run
+    text: str  # the claim, or a paragraph about a run
+    cause: str = ""  # of a run: the claim that tests its cause
 
     @property
     def line(self) -> str:
@@ -72,7 +73,9 @@ _STORED = truths_of("case_study")
 
 def _run(name: str, stored: Mapping[str, str]) -> Command:
     text = " ".join(stored["about"].split())
-    return Command(name=name, code=stored["code"], words=tuple(shlex.split(stored["words"])), text=text)
+    return Command(
+        name=name, code=stored["code"], words=tuple(shlex.split(stored["words"])), text=text, cause=stored["cause"]
+    )
 
 
 def _claim(name: str, stored: Mapping[str, Any]) -> Command:
@@ -240,7 +243,7 @@ def verdict_on(belief: Belief, cell: Cell | None) -> str:
 def page(results: Results) -> list[str]:
     """Return the lines of case-study.md."""
     seen = results[EXPERIMENT.key]
-    return [*_head(results), *_symptoms(seen), *_table(seen), *_untestable(seen), *_details(seen)]
+    return [*_head(results), *_symptoms(seen), *_changes(seen), *_table(seen), *_untestable(seen), *_details(seen)]
 
 
 def _head(results: Results) -> Iterator[str]:
@@ -270,9 +273,17 @@ def _head(results: Results) -> Iterator[str]:
     if seen:
         yield from paragraph(
             f"""
-            The results are from {results["date"][:10]}, from {len(seen)} commands and {minutes:.0f} minutes on a busy
-            machine with {results["cpus"]} cores and no GPU, with torch {versions["torch"]} and Python
-            {versions["python"]}.
+            The results are from {results["date"][:10]}. {len(seen)} of {len(COMMANDS)} commands have been run, in
+            {minutes:.0f} minutes, on a machine with {results["cpus"]} cores, no GPU and a load of
+            {results["load_1min"]:.0f}, with torch {versions["torch"]} and Python {versions["python"]}.
+            """
+        )
+        yield ""
+        yield from paragraph(
+            f"""
+            To save time, most claims ended at a confidence of {100 * CONFIDENCE:.0f} %: such a claim is wrong in at
+            most one of {1 / (1 - CONFIDENCE):.0f} cases. The last section shows for each claim how its runs failed, and
+            at which line.
             """
         )
     yield from ("", "## The job", "", *_job())
@@ -332,6 +343,17 @@ def _symptoms(seen: Mapping[str, Cell]) -> Iterator[str]:
     for name, command in RUNS.items():
         if name in seen:
             yield from (*paragraph(command.text), "", *_console(seen[name]), "")
+        if command.cause in seen:
+            yield from ("The following claim tests the cause of this failure.", "", *_console(seen[command.cause]), "")
+
+
+def _changes(seen: Mapping[str, Cell]) -> Iterator[str]:
+    """Yield a list of the changes that help, and of those that do not."""
+    yield from ("## What helps, and what does not", "")
+    for result, head in ((SUPPORTED, "These claims are supported:"), (REFUTED, "These claims are refuted:")):
+        texts = [command.text for name, command in CLAIMS.items() if name in seen and seen[name]["result"] == result]
+        if texts:
+            yield from (head, "", *(f"- {text}" for text in texts), "")
 
 
 def _table(seen: Mapping[str, Cell]) -> Iterator[str]:
