@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
 from typing import Any
 
 import pytest
 
 from .conftest import Ran, Workspace
+from .jobs import until
 
 SMALL = ("model.layers=3", "model.seq_len=64", "limits.stall_s=1")
 
@@ -75,3 +78,44 @@ def test_words_of_a_script_are_a_side_each(workspace: Workspace) -> None:
     (line,) = ledger(ran)
     assert (ran.code, line["result"], counts(line)) == (0, "supported", [(5, 5), (0, 5)]), ran.out + ran.err
     assert [side["what"] for side in line["sides"]] == ["--bad", "--good"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
+def test_a_claim_about_commits_that_is_ended_in_a_run_leaves_no_worktree_and_goes_on(
+    workspace: Workspace, number: signal.Signals
+) -> None:
+    home, log, hold = workspace.directory, workspace.directory / "log", workspace.directory / "hold"
+    program = f"""
+import time
+from pathlib import Path
+with Path({str(log)!r}).open("a") as log:
+    log.write("run ")
+while Path({str(hold)!r}).exists() and Path({str(log)!r}).read_text().count("run") == 2:
+    time.sleep(0.05)
+"""
+
+    def git(*words: str) -> str:
+        command = ["git", "-C", str(home), "-c", "user.email=a@b", "-c", "user.name=a", *words]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+    git("init", "-q")
+    for comment in ("# one", "# two"):
+        (home / "train.py").write_text(program + comment)
+        git("add", "train.py")
+        git("commit", "-qm", comment)
+    hold.touch()
+    words = ("claim", "train.py", "--ranks", "1", "--commits", "HEAD~1..HEAD", "--pairs", "1")
+    command = workspace.start(*words)
+    until(lambda: log.exists() and log.read_text().count("run") == 2, "second run", 120)
+    assert len(git("worktree", "list").splitlines()) == 3
+    command.send_signal(number)
+    command.wait(120)
+    until(lambda: len(git("worktree", "list").splitlines()) == 1, "worktrees removed", 60)
+    hold.unlink()
+    ran = workspace.harness(*words)
+    *_, line = ledger(ran)
+    assert (ran.code, line["attempts"], counts(line)) == (125, 2, [(0, 1), (0, 1)]), ran.out + ran.err
+    assert "1 run already finished" in " ".join(ran.out.split())
+    assert log.read_text().count("run") == 3  # the first run, the one that was cut short, and that one again
+    assert len(git("worktree", "list").splitlines()) == 1
