@@ -338,8 +338,8 @@ NO_FILE_OF_A_RUN: dict[str, tuple[set[str], str]] = {
     "harness/nsa_harness/render/documents/html.py": ({".read_text"}, "our own template"),
     "harness/nsa_harness/render/documents/schemas.py": ({".read_text"}, "our own descriptions"),
     "harness/nsa_harness/supervisor/experiments/intermediate_configs.py": (
-        {".iterdir", ".rename"},
-        "a folder that pip has filled, in a run of our own; worktrees of a search that was killed",
+        {".rename"},
+        "a folder that pip has filled, in a run of our own",
     ),
     "harness/nsa_harness/supervisor/experiments/cache_key.py": (
         {".read_bytes", ".walk"},
