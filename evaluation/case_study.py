@@ -47,6 +47,7 @@ class Command:
     words: tuple[str, ...]  # arguments of nsa-harness
     text: str  # the claim, or a paragraph about a run
     cause: str = ""  # of a run: the claim that tests its cause
+    why: str = ""  # of a run: a paragraph that introduces this claim
 
     @property
     def line(self) -> str:
@@ -59,12 +60,12 @@ class Command:
 
 @dataclass(frozen=True, kw_only=True)
 class Belief:
-    """A sentence of a report, the claim that tests it, and the result that agrees with the sentence."""
+    """A sentence of a report, the command that tests it, and the result that agrees with the sentence."""
 
     subject: str
     quote: str
     source: str  # number of the report and heading of the section
-    claim: str
+    claim: str  # name of a claim or run
     agrees: str
 
 
@@ -72,10 +73,9 @@ _STORED = truths_of("case_study")
 
 
 def _run(name: str, stored: Mapping[str, str]) -> Command:
-    text = " ".join(stored["about"].split())
-    return Command(
-        name=name, code=stored["code"], words=tuple(shlex.split(stored["words"])), text=text, cause=stored["cause"]
-    )
+    words = tuple(shlex.split(stored["words"]))
+    texts = {"text": stored["about"], "cause": stored["cause"], "why": stored["why"]}
+    return Command(name=name, code=stored["code"], words=words, **texts)
 
 
 def _claim(name: str, stored: Mapping[str, Any]) -> Command:
@@ -232,9 +232,11 @@ EXPERIMENT = Experiment(
 
 
 def verdict_on(belief: Belief, cell: Cell | None) -> str:
-    """Return what the result of a claim says of a belief: "right", "wrong", or why it says neither."""
+    """Return what the result of a command says of a belief: "right", "wrong", or why it says neither."""
     if cell is None:
         return "not run yet"
+    if belief.claim in RUNS:
+        return "right" if cell["result"].startswith(belief.agrees) else "wrong"
     if cell["result"] in (SUPPORTED, REFUTED):
         return "right" if cell["result"] == belief.agrees else "wrong"
     return "not testable here" if cell["result"] == NOT_COMPARABLE else "open"
@@ -286,10 +288,10 @@ def _head(results: Results) -> Iterator[str]:
             at which line.
             """
         )
-    yield from ("", "## The job", "", *_job())
+    yield from ("", "## The job", "", *_job(versions))
 
 
-def _job() -> Iterator[str]:
+def _job(versions: Mapping[str, str]) -> Iterator[str]:
     yield from paragraph(
         """
         The job is `nsa.train`, the training program of this project, with the settings of the reports. Where a CPU
@@ -301,6 +303,7 @@ def _job() -> Iterator[str]:
     yield from ("", "| setting | in the reports | here |", "| --- | --- | --- |")
     for row in (
         ("devices", "2 A100 GPUs, NCCL", "2 processes on a CPU, gloo"),
+        ("PyTorch", "2.5.1, CUDA 12.1", str(versions.get("torch", ""))),
         ("attention", "three branches: compressed, selected, sliding", "the same"),
         ("layers", "12", "12"),
         ("width", "768, 12 heads", "128, 8 heads: the model of the minimal reproduction in report 3"),
@@ -344,7 +347,7 @@ def _symptoms(seen: Mapping[str, Cell]) -> Iterator[str]:
         if name in seen:
             yield from (*paragraph(command.text), "", *_console(seen[name]), "")
         if command.cause in seen:
-            yield from ("The following claim tests the cause of this failure.", "", *_console(seen[command.cause]), "")
+            yield from (*paragraph(command.why), "", *_console(seen[command.cause]), "")
 
 
 def _changes(seen: Mapping[str, Cell]) -> Iterator[str]:
@@ -368,7 +371,7 @@ def _table(seen: Mapping[str, Cell]) -> Iterator[str]:
         """
     )
     yield ""
-    heads = ("about", "belief, quoted", "source", "claim that tests it", "answer", "the belief is")
+    heads = ("about", "belief, quoted", "source", "command that tests it", "answer", "the belief is")
     yield f"| {' | '.join((*heads, 'without', 'with', 'runs', 'confidence'))} |"
     yield "| --- | --- | --- | --- | --- | --- | ---: | ---: | ---: | ---: |"
     for belief, verdict in zip(BELIEFS, verdicts, strict=True):
@@ -381,13 +384,13 @@ def _report_list() -> str:
 
 
 def _row(belief: Belief, verdict: str, cell: Cell | None) -> str:
-    command = CLAIMS[belief.claim]
-    claim = f"[{command.text}](#{_anchor(command.text)})"
+    command = COMMANDS[belief.claim]
+    claim = f"[{command.text}](#{_anchor(command.text)})" if command.is_claim else f"`{command.line}`"
     line: Mapping[str, Any] = (cell and cell["claim"]) or {}
     sides = line.get("sides", ())
     counts = [f"{side['failed']} of {side['of']}" for side in sides] or ["", ""]
-    runs = line.get("attempts", 0)
-    confidence = f"{100 * line['confidence']:.0f} %" if verdict in ("right", "wrong") else ""
+    runs = line.get("attempts", int(cell is not None and not command.is_claim))
+    confidence = f"{100 * line['confidence']:.0f} %" if line and verdict in ("right", "wrong") else ""
     answer = f"**{cell['result'].upper()}**" if cell and cell["result"] != NOT_COMPARABLE else ""
     quote = belief.quote.replace("|", "\\|")
     return " | ".join(

@@ -44,7 +44,7 @@ def test_every_stored_result_is_of_the_command_as_it_stands() -> None:
 
 
 def test_every_belief_has_a_row_with_its_quotation_and_its_source() -> None:
-    rows = [line for line in PAGE.read_text().splitlines() if line.startswith("| ") and "| [" in line]
+    rows = [line for line in PAGE.read_text().splitlines() if line.startswith("| ") and "“" in line]
     assert len(rows) == len(BELIEFS)
     for row, belief in zip(rows, BELIEFS, strict=True):
         number, _, section = belief.source.partition(", ")
@@ -56,12 +56,12 @@ def test_every_belief_has_a_row_with_its_quotation_and_its_source() -> None:
 
 def test_every_claim_answers_a_question_of_the_page() -> None:
     asked = {belief.claim for belief in BELIEFS} | {command.cause for command in RUNS.values()}
-    assert asked == set(CLAIMS)
-    assert {belief.agrees for belief in BELIEFS} == {SUPPORTED, REFUTED}
+    assert asked == set(COMMANDS)
+    assert {belief.agrees for belief in BELIEFS if belief.claim in CLAIMS} == {SUPPORTED, REFUTED}
 
 
 def test_a_claim_says_of_a_belief_only_what_its_result_says() -> None:
-    belief = BELIEFS[0]
+    belief = next(belief for belief in BELIEFS if belief.claim in CLAIMS)
     other = SUPPORTED if belief.agrees == REFUTED else REFUTED
     said = {result: verdict_on(belief, {"result": result}) for result in (belief.agrees, other, "undecided", "exit 2")}
     assert list(said.values()) == ["right", "wrong", "open", "open"]
