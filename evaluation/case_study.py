@@ -399,6 +399,7 @@ def _row(belief: Belief, verdict: str, cell: Cell | None) -> str:
             f"“{quote}”",
             belief.source,
             claim,
+            command.failure,
             answer,
             verdict,
             *counts,

@@ -46,6 +46,8 @@ def test_every_stored_result_is_of_the_command_as_it_stands() -> None:
 def test_every_belief_has_a_row_with_its_quotation_and_its_source() -> None:
     rows = [line for line in PAGE.read_text().splitlines() if line.startswith("| ") and "“" in line]
     assert len(rows) == len(BELIEFS)
+    head = next(line for line in PAGE.read_text().splitlines() if line.startswith("| about |"))
+    assert {row.count(" |") for row in rows} == {head.count(" |")}
     for row, belief in zip(rows, BELIEFS, strict=True):
         number, _, section = belief.source.partition(", ")
         assert 1 <= int(number) <= len(REPORTS)
