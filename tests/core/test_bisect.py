@@ -233,7 +233,7 @@ def test_a_large_question_is_cut_by_the_proportions_of_a_smaller_one() -> None:
 def test_a_round_tells_what_is_open_and_how_many_probes_are_left() -> None:
     probe = bisected(question(12), needs({7}))[1]
     told = [(one.purpose.value, one.open, one.probes_left) for one in probe.rounds]
-    assert told == [
+    assert told[:7] == [
         ("control_good", (0, 12), 0),
         ("control_bad", (0, 12), 0),
         ("right_edge", (0, 12), 3),
@@ -241,13 +241,11 @@ def test_a_round_tells_what_is_open_and_how_many_probes_are_left() -> None:
         ("right_edge", (6, 9), 1),
         ("right_edge", (7, 9), 0),
         ("alone", (0, 8), 0),
-        ("proof_bad", (7, 8), 1),
-        ("proof_bad", (7, 8), 0),
-        ("proof_good", (0, 12), 1),
-        ("proof_good", (0, 12), 0),
-        ("recheck_good", (0, 12), 0),
-        ("recheck_bad", (0, 12), 0),
     ]
+    assert sorted(purpose for purpose, _, _ in told[7:]) == [
+        "proof_bad", "proof_bad", "proof_good", "proof_good", "recheck_bad", "recheck_good",
+    ]  # fmt: skip
+    assert [(where, left) for _, where, left in told[7:]] == [((0, 12), left) for left in reversed(range(6))]
 
 
 def test_items_that_travel_together_are_asked_together() -> None:
@@ -359,12 +357,12 @@ def test_the_borders_of_another_failure_are_bisected_too(items: int, step: int, 
 def test_both_sides_of_what_hides_it_are_run_once_more_for_the_commands_and_so_are_both_ends() -> None:
     answer, probe = bisected(ordered(500), unjudged(at_least(401), *range(250, 401), counts_as=DIFFERENT))
     proofs = [(one.purpose, len(one.subsets[0])) for one in probe.rounds if one.purpose in PROOFS]
-    assert list(dict.fromkeys(proofs)) == [
+    assert {*proofs} == {
         (Purpose.PROOF_BAD, 401),
         (Purpose.PROOF_GOOD, 249),
         (Purpose.RECHECK_GOOD, 0),
         (Purpose.RECHECK_BAD, 500),
-    ]
+    }
     assert (answer.passing, answer.failing) == (frozenset(range(249)), frozenset(range(401)))
 
 
@@ -502,8 +500,8 @@ def test_where_answers_contradict_each_other_nothing_is_known() -> None:
 def test_proofs_and_both_ends_are_asked_side_by_side(asked: SearchQuestion, rule: Rule) -> None:
     answer, probe = bisected(asked, rule)
     mixed = [set(one.purposes) for one in probe.rounds if one.purpose_of_each]
-    assert {Purpose.PROOF_BAD, Purpose.PROOF_GOOD} in mixed
-    assert {Purpose.RECHECK_GOOD, Purpose.RECHECK_BAD} in mixed
+    assert any({Purpose.PROOF_BAD, Purpose.PROOF_GOOD} <= purposes for purposes in mixed)
+    assert {Purpose.RECHECK_GOOD, Purpose.RECHECK_BAD} <= set.union(*mixed)
     assert all(len(one.subsets) == len(one.purposes) <= 4 for one in probe.rounds)
     alone = bisected(replace(asked, at_once=1), rule)[0]
     assert shown(answer) == shown(alone)

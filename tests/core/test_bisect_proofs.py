@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from random import Random
+from statistics import mean
 
 import pytest
 from bisected import BAD, DIFFERENT, GOOD, UNRESOLVED, Rule, at_least, bisected, needs, question, shown, sometimes
@@ -93,7 +94,7 @@ def test_any_so_many_are_told_as_a_number_or_not_for_certain(counts_as: ProbeRes
 
 def test_failures_that_come_in_bursts_are_no_independent_runs() -> None:
     """Each run has the luck of the run before it in four of five cases."""
-    said = []
+    answers, alone = [], []
     for seed in range(20):
         random, luck = Random(seed), [0.5]
 
@@ -101,8 +102,10 @@ def test_failures_that_come_in_bursts_are_no_independent_runs() -> None:
             luck[0] = random.random() if random.random() < 0.2 else luck[0]
             return BAD if 7 in subset and luck[0] < 0.5 else GOOD
 
-        answer, _ = bisected(question(12, controls=14), rule)
-        said.append("failures in bursts" in answer.why and answer.confidence <= 0.5)
-    assert sum(said) >= 8
-    alone = [bisected(question(12, controls=14), sometimes(needs({7}), 0.5, seed))[0] for seed in range(20)]
-    assert sum("bursts" in answer.why for answer in alone) <= 2
+        answers.append(bisected(question(12, controls=14, max_probes=1000), rule))
+        alone.append(bisected(question(12, controls=14), sometimes(needs({7}), 0.5, seed)))
+    seen = [(answer, probe) for answer, probe in answers if "failures in bursts" in answer.why]
+    assert len(seen) >= 8
+    assert all(shown(answer) == (AnswerKind.SINGLE, (7,)) for answer, _ in seen if answer.confidence >= 0.95)
+    assert mean(probe.count() for _, probe in seen) > 1.5 * mean(probe.count() for _, probe in alone)
+    assert sum("bursts" in answer.why for answer, _ in alone) <= 2

@@ -24,7 +24,7 @@ from nsa_harness.supervisor.experiments.cache_key import Interpreter
 from nsa_harness.supervisor.experiments.launches import BisectRequest, parse_templates
 from nsa_harness.supervisor.experiments.subjects import SubjectOptions, make_subject
 from nsa_harness.supervisor.launch.planning import Invocation, Script
-from nsa_harness.supervisor.storage.rundir import AttemptDir, RunOptions
+from nsa_harness.supervisor.storage.rundir import AttemptDir, RunDir, RunOptions
 
 FACTS = MachineFacts(host="h", cpus=2, gpus=(), torch="2.13.0")
 CULPRITS = {2, 6}
@@ -99,8 +99,12 @@ def folders() -> list[str]:
     return sorted(path.name for path in Path("reports").glob("2*"))
 
 
-def test_killed_in_a_launch_it_goes_on_and_repeats_no_finished_probe(machine: Machine) -> None:
-    number = 7
+@pytest.mark.parametrize("number", [7, 14])
+def test_killed_in_a_launch_it_goes_on_and_repeats_no_finished_probe(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """The order of the proofs is drawn from the name of the run, which stays the same when the search goes on."""
+    monkeypatch.setattr(RunDir, "run_id", "20260101T000000-0000")
     search("whole")
     whole = list(machine.launched)
     machine.launched.clear()

@@ -191,7 +191,12 @@ class Bisection(SearchProgress):
             return find_smallest_difference(question, self.probe)
 
     def _question(self) -> SearchQuestion:
-        return replace(search_question(self.request, self.earlier), bad_cost=self._bad_cost, at_once=self._at_once())
+        return replace(
+            search_question(self.request, self.earlier),
+            bad_cost=self._bad_cost,
+            at_once=self._at_once(),
+            order_seed=self.run.run_id,
+        )
 
     def _at_once(self) -> int:
         """Return the number of test runs that can run in parallel on this machine, at most `--jobs`."""

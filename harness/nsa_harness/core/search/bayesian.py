@@ -10,13 +10,22 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from functools import lru_cache
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from math import ceil, exp, lgamma, log, log2, sqrt
 from operator import mul
 from statistics import NormalDist
 
 from nsa_harness.core.search.exact_search import Chain, UnjudgedGap, points_around_zone, worst_case_probes
-from nsa_harness.core.search.question import BAD, GOOD, PROOFS, ProbeCache, ProbeResult, Purpose, Subset
+from nsa_harness.core.search.question import (
+    BAD,
+    GOOD,
+    PROOFS,
+    ProbeCache,
+    ProbeResult,
+    Purpose,
+    Subset,
+    expected_result,
+)
 
 _FAILING_PRIOR = (1.0, 1.0)  # prior of the higher rate: uniform
 _PASSING_PRIOR = (0.25, 1.0)  # prior of the lower rate: mostly near 0, the rate of a program with no other fault
@@ -26,6 +35,7 @@ _MAX_FUTURES = 8
 
 
 Runs = tuple[int, int]  # (number of runs that passed, number that failed)
+WeightedRuns = tuple[float, float]
 Reference = tuple[Runs, Runs]  # the runs of sets that are known to fail, and of sets that are known to pass
 
 
@@ -157,12 +167,12 @@ def _next_futures(futures: Sequence[tuple[float, Belief]], point: int) -> list[t
     return sorted(after, key=lambda future: -future[0])[:_MAX_FUTURES]
 
 
-def _mean(goods: int, bads: int, prior: tuple[float, float]) -> float:
+def _mean(goods: float, bads: float, prior: tuple[float, float]) -> float:
     return (bads + prior[0]) / (goods + bads + prior[0] + prior[1])
 
 
 @lru_cache(maxsize=100_000)
-def _log_marginal(goods: int, bads: int, prior: tuple[float, float]) -> float:
+def _log_marginal(goods: float, bads: float, prior: tuple[float, float]) -> float:
     """Return the log-probability of `goods` passes and `bads` failures, averaged over all possible failure rates."""
     return lgamma(bads + prior[0]) + lgamma(goods + prior[1]) - lgamma(goods + bads + prior[0] + prior[1])
 
@@ -184,6 +194,10 @@ _CLAIM_PURPOSES = (PROOFS | {Purpose.ELSEWHERE}) - {*_EXPECTED_RESULT}
 _MAX_CONFIDENCE = 0.999
 # Consecutive runs that are independent exceed this number of standard deviations in one of a hundred searches.
 _BURST_DEVIATIONS = NormalDist().inv_cdf(0.99)
+# From this number of standard deviations on, a control runs between two runs of the same set. Independent runs exceed
+# it in one of six searches.
+_SUSPICIOUS_DEVIATIONS = 1.0
+_MAX_CORRELATION = 0.9  # of consecutive runs; with more, no number of runs would be enough
 _MAX_UNJUDGED = 2  # a point that could not be judged this often is skipped
 
 
@@ -200,6 +214,7 @@ class _ProvenSets:
 
     def __init__(self, failing: Subset, passing: Subset) -> None:
         self.sets: dict[ProbeResult, set[Subset]] = {BAD: {failing}, GOOD: {passing}}
+        self.size = 2
         # For each queried set: how many known sets imply that it fails, and how many that it passes.
         self._implied: dict[Subset, dict[ProbeResult, int]] = {}
 
@@ -207,6 +222,7 @@ class _ProvenSets:
         if subset in self.sets[counts_as]:
             return
         self.sets[counts_as].add(subset)
+        self.size += 1
         for other, implication_counts in self._implied.items():
             implication_counts[counts_as] += _implies(subset, other, counts_as)
 
@@ -233,6 +249,45 @@ def _implies(known_set: Subset, other: Subset, counts_as: ProbeResult) -> bool:
     return known_set <= other if counts_as is BAD else other <= known_set
 
 
+class _Tally:
+    """Counts of runs in the order in which they were made, and how often two consecutive runs both failed."""
+
+    def __init__(self) -> None:
+        self.passes = self.failures = self._both_failed = 0
+        self._first_failed = self._last_failed = False
+
+    def add(self, failed: bool) -> None:
+        """Count one more run."""
+        self._first_failed = self._first_failed if self.passes + self.failures else failed
+        self._both_failed += failed and self._last_failed
+        self.failures += failed
+        self.passes += not failed
+        self._last_failed = failed
+
+    @property
+    def runs(self) -> Runs:
+        """The numbers of runs that passed and that failed."""
+        return self.passes, self.failures
+
+    @property
+    def pairs(self) -> int:
+        """The number of pairs of consecutive runs."""
+        return max(self.passes + self.failures - 1, 0)
+
+    @property
+    def variance(self) -> float:
+        """The variance of one run, which counts 1 if it fails and 0 if it passes."""
+        rate = self.failures / max(self.passes + self.failures, 1)
+        return rate * (1 - rate)
+
+    @property
+    def covariance(self) -> float:
+        """The covariance of two consecutive runs, summed over all pairs. For independent runs it is about 0."""
+        rate = self.failures / max(self.passes + self.failures, 1)
+        failures_in_pairs = 2 * self.failures - self._first_failed - self._last_failed
+        return self._both_failed - rate * failures_in_pairs + self.pairs * rate * rate
+
+
 class BayesianSearch:
     """A search strategy for flaky programs, which repeats runs until each result is likely enough.
 
@@ -246,6 +301,9 @@ class BayesianSearch:
         self._min_confidence = 1 - doubt
         self._claims: dict[Subset, ProbeResult] = {}
         self._known = _ProvenSets(failing=end, passing=frozenset())
+        self._stored_tallies: dict[Subset | None, tuple[int, dict[ProbeResult, _Tally]]] = {}
+        self._tallied_known = self._known.size
+        self._fresh: dict[tuple[Subset, Purpose], list[ProbeResult]] = {}  # results of proofs that are not judged yet
 
     @property
     def confidence(self) -> float:
@@ -263,23 +321,33 @@ class BayesianSearch:
 
     @property
     def comes_in_bursts(self) -> bool:
-        """Whether consecutive runs end alike more often than independent runs would.
+        """Whether consecutive runs end alike more often than independent runs would."""
+        return self._burst_deviations() > _BURST_DEVIATIONS
 
-        Each run is compared with the failure rate of its kind of set, so it does not matter which sets were launched.
+    def _burst_deviations(self) -> float:
+        """Return by how many standard deviations consecutive runs end alike more often than independent runs would.
+
+        Each run of a set that is known to fail is compared with the previous run of such a set, and each run of a set
+        that is known to pass with the previous run of such a set. So it does not matter which sets were launched.
         """
-        runs = [
-            (counts_as, answer.counts_as is BAD)
-            for answer in self._probes.observations
-            if answer.counts_as in (GOOD, BAD) and (counts_as := self._known.implied_result(answer.subset)) is not None
-        ]
-        failures = {kind: [failed for counts_as, failed in runs if counts_as is kind] for kind in (GOOD, BAD)}
-        rates = {kind: sum(failed) / len(failed) for kind, failed in failures.items() if failed}
-        excess = variance = 0.0
-        for (kind, failed), (next_kind, next_failed) in pairwise(runs):
-            rate, next_rate = rates[kind], rates[next_kind]
-            excess += (failed - rate) * (next_failed - next_rate)
-            variance += rate * (1 - rate) * next_rate * (1 - next_rate)
-        return excess > _BURST_DEVIATIONS * sqrt(variance)
+        tallies = self._tallies(None).values()
+        deviation = sqrt(sum(tally.pairs * tally.variance**2 for tally in tallies))
+        return sum(tally.covariance for tally in tallies) / deviation if deviation else 0.0
+
+    def _weight_of_runs(self) -> float:
+        """Return the number of independent runs that tell as much as one run.
+
+        It is 1 unless failures come in bursts. In bursts, it follows from the correlation of consecutive runs, as for
+        an autoregressive series of order one.
+        """
+        if not self.comes_in_bursts:
+            return 1.0
+        tallies = self._tallies(None).values()
+        correlation = sum(tally.covariance for tally in tallies) / sum(
+            tally.pairs * tally.variance for tally in tallies
+        )
+        correlation = min(correlation, _MAX_CORRELATION)
+        return (1 - correlation) / (1 + correlation)
 
     def first_failing_length(self, chain: Chain, purpose: Purpose) -> int:
         """Return the length of the shortest set in the chain for which the program fails.
@@ -310,15 +378,41 @@ class BayesianSearch:
         return self._known.sets[BAD]
 
     def judge_sets(
-        self, subsets: Sequence[Subset], purpose: Purpose, among: Iterable[int], times: int = 1
+        self,
+        subsets: Sequence[Subset],
+        purpose: Purpose,
+        among: Iterable[int],
+        times: int = 1,
+        against: Subset | None = None,
     ) -> Iterator[ProbeResult]:
-        """Yield, for each set of items, whether the program passes or fails. `among` are the items still in question.
+        """Yield, for each set of items, whether the program passes or fails.
 
         `among` has the items that may still belong to the answer. If the purpose is a proof, each set is run at least
-        `times` more. Raises Inconclusive.
+        `times` more, in turn with the set `against`, which should fail. Raises Inconclusive.
         """
+        if against is not None and purpose in PROOFS:
+            requests = [(subset, purpose) for subset in subsets for _ in range(times)]
+            self.launch_together([*requests, (against, Purpose.PROOF_BAD)], among)
         for subset in subsets:
             yield self._judge(subset, purpose, tuple(among), times)
+
+    def launch_together(self, requests: Sequence[tuple[Subset, Purpose]], among: Iterable[int]) -> None:
+        """Run the sets of several proofs in turn, each time in random order, until each is known to fail or to pass.
+
+        Each set runs at least as often as `requests` contains it. The runs end early if a set has an unexpected result.
+        """
+        among = tuple(among)
+        least = Counter(requests)
+        open_requests = list(least)
+        while open_requests:
+            if not any(self._launch_control(subset) for subset, _ in open_requests):
+                self._probes.launch_ahead(open_requests, among)
+                for request in open_requests:
+                    self._fresh.setdefault(request, []).extend(self._probes.launch([request[0]], request[1], among))
+            decided = {request: self._decision(*request, least[request]) for request in open_requests}
+            if any(decision not in (None, expected_result(purpose)) for (_, purpose), decision in decided.items()):
+                return
+            open_requests = [request for request, decision in decided.items() if decision is None]
 
     def reach_confidence(self, confidence: float) -> None:
         """Repeat the least certain runs until the answer as a whole has this confidence.
@@ -334,45 +428,60 @@ class BayesianSearch:
             list(self._probes.launch([weakest] * self._probes.question.at_once, purpose, weakest))
 
     def _judge(self, subset: Subset, purpose: Purpose, among: tuple[int, ...], least: int) -> ProbeResult:
-        is_proof = purpose in PROOFS
-        earlier_count = len(self._probes.answers(subset)) if is_proof else 0
-        while True:
-            reference = self._reference(subset)
-            answers = self._probes.answers(subset)
-            fresh = answers[earlier_count:]
-            if (expected_result := _EXPECTED_RESULT.get(purpose)) in fresh:
-                return expected_result
-            chances = {result: self._probability_given(subset, result, reference) for result in (BAD, GOOD)}
-            counts_as = max(chances, key=lambda result: chances[result])
-            if chances[counts_as] >= self._min_confidence and len(fresh) >= (least if is_proof else 0):
-                self._known.add(subset, counts_as)
-                if purpose in _CLAIM_PURPOSES:
-                    self._claims[subset] = counts_as
-                return counts_as
-            if fresh[:_MAX_UNJUDGED].count(ProbeResult.UNRESOLVED) == _MAX_UNJUDGED:
-                return ProbeResult.UNRESOLVED
-            if len(fresh) >= _MAX_REPEATS:
-                raise Inconclusive(f"{_MAX_REPEATS} runs do not show whether this set fails or passes", subset)
-            if not self._launch_undersampled_end(subset, reference):
-                list(self._probes.launch([subset] * self._probes.question.at_once, purpose, among))
+        while (counts_as := self._decision(subset, purpose, least)) is None:
+            if not self._launch_control(subset):
+                launches = self._probes.launch([subset] * self._probes.question.at_once, purpose, among)
+                self._fresh.setdefault((subset, purpose), []).extend(launches)
+        self._fresh.pop((subset, purpose), None)
+        if counts_as is not ProbeResult.UNRESOLVED and purpose not in _EXPECTED_RESULT:
+            self._known.add(subset, counts_as)
+            if purpose in _CLAIM_PURPOSES:
+                self._claims[subset] = counts_as
+        return counts_as
 
-    def _launch_undersampled_end(self, subset: Subset, reference: Reference) -> bool:
-        """Run the program with all items on or off if that had fewer runs than `subset`. Return whether it was run."""
+    def _decision(self, subset: Subset, purpose: Purpose, least: int) -> ProbeResult | None:
+        """Return the result of a set, or None if it is not clear yet. A proof takes at least `least` runs."""
+        fresh = self._fresh.get((subset, purpose), []) if purpose in PROOFS else self._probes.answers(subset)
+        if (expected := _EXPECTED_RESULT.get(purpose)) in fresh:
+            return expected
+        chances = {result: self._probability(subset, result) for result in (BAD, GOOD)}
+        counts_as = max(chances, key=lambda result: chances[result])
+        if chances[counts_as] >= self._min_confidence and len(fresh) >= (least if purpose in PROOFS else 0):
+            return counts_as
+        if fresh[:_MAX_UNJUDGED].count(ProbeResult.UNRESOLVED) == _MAX_UNJUDGED:
+            return ProbeResult.UNRESOLVED
+        if len(fresh) >= _MAX_REPEATS:
+            raise Inconclusive(f"{_MAX_REPEATS} runs do not show whether this set fails or passes", subset)
+        return None
+
+    def _launch_control(self, subset: Subset) -> bool:
+        """Run the program with all items on or all off if a run of `subset` has to wait for that.
+
+        This is so if that end had fewer runs than `subset`, and between two runs of `subset` if consecutive runs seem
+        to end alike. Return whether it was run.
+        """
         runs = sum(self._runs(subset))
-        failing, passing = reference
+        failing, passing = self._reference(subset)
         ends = ((frozenset[int](), Purpose.CONTROL_GOOD, passing), (self._end, Purpose.CONTROL_BAD, failing))
         for end, purpose, runs_at_rate in ends:
             if subset != end and sum(runs_at_rate) < runs:
                 list(self._probes.launch([end], purpose, self._end))
                 return True
-        return False
+        ran_last = self._probes.observations[-1].subset == subset and subset not in (frozenset(), self._end)
+        if not ran_last or self._burst_deviations() <= _SUSPICIOUS_DEVIATIONS:
+            return False
+        is_likely_good = self._probability_given(subset, BAD, (failing, passing)) < 0.5
+        end, purpose, _ = ends[is_likely_good]
+        list(self._probes.launch([end], purpose, self._end))
+        return True
 
     def _probability(self, subset: Subset, counts_as: ProbeResult) -> float:
         return self._probability_given(subset, counts_as, self._reference(subset))
 
     def _probability_given(self, subset: Subset, counts_as: ProbeResult, reference: Reference) -> float:
         """Return the probability that `subset` has the result `counts_as`, given the results of other sets."""
-        own, (failing, passing) = self._runs(subset), reference
+        weight = self._weight_of_runs()
+        own, failing, passing = ((weight * good, weight * bad) for good, bad in (self._runs(subset), *reference))
         for_bad = _log_marginal_after(own, failing, _FAILING_PRIOR) - _log_marginal_after(own, passing, _PASSING_PRIOR)
         # Few of the sets that a search launches fail, so the prior odds of a failing set are one to the number of
         # units.
@@ -384,12 +493,32 @@ class BayesianSearch:
 
     def _reference(self, subset: Subset | None) -> Reference:
         """Return the results of all sets known to fail and of all sets known to pass, leaving out `subset`."""
-        runs = {BAD: [0, 0], GOOD: [0, 0]}
-        for other in self._probes.launched_sets():
-            if other != subset and (implied_result := self._known.implied_result(other, without=subset)) is not None:
-                for index, count in enumerate(self._runs(other)):
-                    runs[implied_result][index] += count
-        return (runs[BAD][0], runs[BAD][1]), (runs[GOOD][0], runs[GOOD][1])
+        is_known = subset is None or any(subset in sets for sets in self._known.sets.values())
+        failing, passing = (tally.runs for tally in self._tallies(subset if is_known else None).values())
+        if subset is None or is_known or (implied_result := self._known.implied_result(subset)) is None:
+            return failing, passing
+        passes, failures = self._runs(subset)
+        if implied_result is BAD:
+            return (failing[0] - passes, failing[1] - failures), passing
+        return failing, (passing[0] - passes, passing[1] - failures)
+
+    def _tallies(self, subset: Subset | None) -> dict[ProbeResult, _Tally]:
+        """Return the tallies of the sets known to fail and of the sets known to pass, leaving out `subset`.
+
+        Tallies are kept, and only new runs are added, as long as no other set becomes known.
+        """
+        if self._tallied_known != self._known.size:
+            self._stored_tallies.clear()
+            self._tallied_known = self._known.size
+        seen, tallies = self._stored_tallies.get(subset) or (0, {BAD: _Tally(), GOOD: _Tally()})
+        for observation in self._probes.observations[seen:]:
+            if observation.counts_as not in (GOOD, BAD) or observation.subset == subset:
+                continue
+            implied_result = self._known.implied_result(observation.subset, without=subset)
+            if implied_result is not None:
+                tallies[implied_result].add(observation.counts_as is BAD)
+        self._stored_tallies[subset] = (len(self._probes.observations), tallies)
+        return tallies
 
     def _launch_at(self, chain: Chain, points: Sequence[int], belief: Belief, purpose: Purpose) -> None:
         likely_lengths = [
@@ -445,7 +574,7 @@ def _log_mean(first: float, second: float) -> float:
     return most + log((exp(first - most) + exp(second - most)) / 2)
 
 
-def _log_marginal_after(own: Runs, others: Runs, prior: tuple[float, float]) -> float:
+def _log_marginal_after(own: WeightedRuns, others: WeightedRuns, prior: tuple[float, float]) -> float:
     """Return the log-probability of the results `own`, given other results with the same unknown failure rate."""
     both = (own[0] + others[0], own[1] + others[1])
     return _log_marginal(*both, prior) - _log_marginal(*others, prior)

@@ -33,6 +33,7 @@ def among_values(probes: ProbeCache) -> SearchAnswer:
     proven = False
     most = max_rounds(probes.question.confidence)
     while (judgeable := _judgeable(probes, values)) and _fewest_judged(probes, judgeable) < most:
+        probes.order.shuffle(judgeable)
         _launch(probes, judgeable, Purpose.REPEAT)
         answer = _answer_if_settled(probes, values, _fewest_judged(probes, judgeable))
         if answer is not None and not proven and answer.kind is AnswerKind.CHOICE:

@@ -8,8 +8,14 @@ from math import ceil, log2
 
 from nsa_harness.core.experiment.statistics import RateDifferenceTest, runs_to_show
 from nsa_harness.core.search.choice import max_rounds
-from nsa_harness.core.search.exact_search import halvings, worst_case_probes, worst_case_zone_probes
-from nsa_harness.core.search.plan import HALF_RATE, MIN_FAILURES, MIN_PASSES, half_doubt_confidence
+from nsa_harness.core.search.exact_search import (
+    MIN_FAILURES,
+    MIN_PASSES,
+    halvings,
+    worst_case_probes,
+    worst_case_zone_probes,
+)
+from nsa_harness.core.search.plan import HALF_RATE, half_doubt_confidence
 from nsa_harness.core.search.question import (
     CONTROLS,
     PROOFS,

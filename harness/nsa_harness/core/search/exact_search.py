@@ -162,6 +162,9 @@ def _halve_widest_gaps(gaps: Sequence[tuple[int, int]], narrow: int, count: int)
 
 
 _ALWAYS_LAUNCHED = frozenset({Purpose.PROOF_BAD, Purpose.PROOF_GOOD, Purpose.RECHECK_GOOD, Purpose.RECHECK_BAD})
+# A proof needs this many failures of the answer and passes of the rest. With fewer, a program with a second, rare
+# failure produced wrong answers by chance.
+MIN_FAILURES, MIN_PASSES = 3, 2
 _MAX_EXCESS_UNJUDGED = 2  # a proof gives up after this many more unjudged launches than it needs judged ones
 # These purposes make a claim about one set, so this set itself must be launched. An implied result is not enough.
 _NEVER_IMPLIED = frozenset({Purpose.DROP_ONE, Purpose.ELSEWHERE, Purpose.AS_MANY, Purpose.ONE_FEWER})
@@ -206,6 +209,14 @@ def launch_until_judged(
         results += probes.launch([subset], purpose, among)
 
 
+def launch_against(
+    probes: ProbeCache, failing: Subset, requests: Iterable[tuple[Subset, Purpose]], among: Iterable[int]
+) -> None:
+    """Run the sets of `requests`, which should pass, in mixed order with the missing proofs that `failing` fails."""
+    proofs = [(failing, Purpose.PROOF_BAD)] * max(MIN_FAILURES - probes.count(failing, BAD), 0)
+    probes.launch_ahead([*requests, *proofs], among, until_surprise=True)
+
+
 class ExactSearch:
     """A search strategy for programs that always end the same way, where one run of each set is enough.
 
@@ -241,16 +252,23 @@ class ExactSearch:
         return high
 
     def judge_sets(
-        self, subsets: Sequence[Subset], purpose: Purpose, among: Iterable[int], times: int = 1
+        self,
+        subsets: Sequence[Subset],
+        purpose: Purpose,
+        among: Iterable[int],
+        times: int = 1,
+        against: Subset | None = None,
     ) -> Iterator[ProbeResult]:
         """Yield, for each set of items, whether the program passes or fails, based on `times` runs.
 
         Earlier and implied results count as runs, except for purposes that always run again. `among` has the units that
-        may still belong to the answer.
+        may still belong to the answer. The proofs that `against` fails are run in turn with the runs of `subsets`.
         """
         known_answers = [self._known_answers(subset, purpose, times) for subset in subsets]
         lacking = [times - len(answers) for answers in known_answers]
         missing = [subset for subset, lack in zip(subsets, lacking, strict=True) for _ in range(lack)]
+        if against is not None:
+            launch_against(self._probes, against, [(subset, purpose) for subset in missing], among)
         fresh = self._launch_and_check(missing, purpose, among)
         for subset, answers, lack in zip(subsets, known_answers, lacking, strict=True):
             results = [*answers, *(next(fresh) for _ in range(lack))]
@@ -260,6 +278,10 @@ class ExactSearch:
                 if is_proof
                 else combine_answers(results)
             )
+
+    def launch_together(self, requests: Sequence[tuple[Subset, Purpose]], among: Iterable[int]) -> None:
+        """Run the sets of several proofs in mixed order, until one has an unexpected result."""
+        self._probes.launch_ahead(requests, among, until_surprise=True)
 
     def failing_sets(self) -> Iterable[Subset]:
         """Return every set of items for which a run of the program failed."""

@@ -8,7 +8,7 @@ from itertools import chain, islice, pairwise
 from math import gcd
 from typing import Protocol
 
-from nsa_harness.core.search.exact_search import Chain, launch_until_judged
+from nsa_harness.core.search.exact_search import Chain, launch_against, launch_until_judged
 from nsa_harness.core.search.question import BAD, GOOD, ProbeCache, ProbeResult, Purpose, Subset
 
 
@@ -23,15 +23,26 @@ class LiteralJudge:
         self._probes = probes
 
     def judge_sets(
-        self, subsets: Sequence[Subset], purpose: Purpose, among: Iterable[int], times: int = 1
+        self,
+        subsets: Sequence[Subset],
+        purpose: Purpose,
+        among: Iterable[int],
+        times: int = 1,
+        against: Subset | None = None,
     ) -> Iterator[ProbeResult]:
         """Run the program with each set until `times` runs are judged, and yield one result per set.
 
-        Raises Contradiction if a set both passed and failed.
+        The proofs that `against` fails are run in turn with them. Raises Contradiction if a set both passed and failed.
         """
         for subset in subsets:
+            if against is not None:
+                launch_against(self._probes, against, [(subset, purpose)] * times, among)
             answers = list(self._probes.launch([subset] * times, purpose, among))
             yield launch_until_judged(self._probes, subset, purpose, among, answers)
+
+    def launch_together(self, requests: Sequence[tuple[Subset, Purpose]], among: Iterable[int]) -> None:
+        """Run the sets of several proofs in mixed order, until one has an unexpected result."""
+        self._probes.launch_ahead(requests, among, until_surprise=True)
 
 
 _MAX_OTHER_FAILURES = 24  # `ddmin` stops after this many probes that failed in another way than the sought one
@@ -108,7 +119,8 @@ def _unjudged_members(probes: ProbeCache, failing: Subset, candidates: Sequence[
     return frozenset(
         member
         for member, launches in missing.items()
-        if launches > 0 and judge_set(judge, failing - {member}, Purpose.DROP_ONE, failing, launches) is not GOOD
+        if launches > 0
+        and judge_set(judge, failing - {member}, Purpose.DROP_ONE, failing, launches, failing) is not GOOD
     )
 
 
@@ -125,8 +137,18 @@ class SetJudge(Protocol):
     @property
     def comes_in_bursts(self) -> bool: ...  # whether consecutive runs end alike more often than by chance
     def judge_sets(
-        self, subsets: Sequence[Subset], purpose: Purpose, among: Iterable[int], times: int = 1
-    ) -> Iterator[ProbeResult]: ...  # from at least `times` launches of each set
+        self,
+        subsets: Sequence[Subset],
+        purpose: Purpose,
+        among: Iterable[int],
+        times: int = 1,
+        against: Subset | None = None,
+    ) -> Iterator[
+        ProbeResult
+    ]: ...  # from at least `times` launches of each set, in turn with proofs that `against` fails
+    def launch_together(
+        self, requests: Sequence[tuple[Subset, Purpose]], among: Iterable[int]
+    ) -> None: ...  # run proofs in mixed order; `judge_sets` uses the results
 
 
 class Judge(SetJudge, Protocol):
@@ -151,9 +173,14 @@ class FailingSet:
 
 
 def judge_set(
-    judge: SetJudge, subset: Subset, purpose: Purpose, among: Iterable[int] = (), times: int = 1
+    judge: SetJudge,
+    subset: Subset,
+    purpose: Purpose,
+    among: Iterable[int] = (),
+    times: int = 1,
+    against: Subset | None = None,
 ) -> ProbeResult:
-    return next(judge.judge_sets([subset], purpose, among or subset, times))
+    return next(judge.judge_sets([subset], purpose, among or subset, times, against))
 
 
 def fails(judge: SetJudge, subset: Subset, purpose: Purpose, among: Iterable[int] = (), times: int = 1) -> bool:
@@ -237,7 +264,7 @@ def first_unneeded(
     """
     without = [members - {member} for member in candidates]
     needed_members, unjudged_members = set[int](), set[int]()
-    answers = judge.judge_sets(without, Purpose.DROP_ONE, members, times)
+    answers = judge.judge_sets(without, Purpose.DROP_ONE, members, times, against=members)
     for member, counts_as in zip(candidates, answers, strict=True):
         if counts_as is ProbeResult.BAD:
             return member, frozenset(needed_members), frozenset()
@@ -291,7 +318,7 @@ def _judge_size(judge: Judge, members: Subset, among: tuple[int, ...], sample: i
     if not others:
         return GOOD
     failing = (
-        _judge_in_repeats(judge, other, Purpose.ELSEWHERE if other == others[0] else Purpose.AS_MANY, among)
+        _judge_in_repeats(judge, other, Purpose.ELSEWHERE if other == others[0] else Purpose.AS_MANY, among, members)
         for other in dict.fromkeys([*others, *spare_others])
     )
     spare_smaller = [subset for subset in spare_smaller if subset not in smaller]
@@ -328,10 +355,17 @@ def _smaller_sets(members: Subset, among: tuple[int, ...], sample: int) -> list[
     return _spread_sets(among, len(members) - 1, sample) if len(members) > 1 else []
 
 
-def _judge_in_repeats(judge: Judge, subset: Subset, purpose: Purpose, among: tuple[int, ...]) -> ProbeResult:
-    """Return the result of a set. A set that passes is run again, because a flaky program can pass by chance."""
+def _judge_in_repeats(
+    judge: Judge, subset: Subset, purpose: Purpose, among: tuple[int, ...], failing: Subset
+) -> ProbeResult:
+    """Return the result of a set. A set that passes is run again, because a flaky program can pass by chance.
+
+    `failing` is a set that should fail. It is run in turn with the set.
+    """
     counts_as = judge_set(judge, subset, purpose, among)
-    return judge_set(judge, subset, purpose, among, times=_PASSING_LAUNCHES) if counts_as is GOOD else counts_as
+    if counts_as is not GOOD:
+        return counts_as
+    return judge_set(judge, subset, purpose, among, times=_PASSING_LAUNCHES, against=failing)
 
 
 def _spread_sets(among: tuple[int, ...], count: int, sample: int) -> list[Subset]:

@@ -14,7 +14,15 @@ from functools import cache, partial
 from nsa_harness.core.experiment.statistics import RateDifferenceTest, runs_to_show
 from nsa_harness.core.search.bayesian import BayesianSearch, Inconclusive
 from nsa_harness.core.search.choice import among_values
-from nsa_harness.core.search.exact_search import Chain, Contradiction, ExactSearch, UnjudgedGap, make_zones
+from nsa_harness.core.search.exact_search import (
+    MIN_FAILURES,
+    MIN_PASSES,
+    Chain,
+    Contradiction,
+    ExactSearch,
+    UnjudgedGap,
+    make_zones,
+)
 from nsa_harness.core.search.minimal import (
     FailingSet,
     Judge,
@@ -55,9 +63,6 @@ _FLAKY_ATTEMPTS = 4  # searches of a flaky program, before a last search whose r
 # After _MIN_PAIRS pairs of runs the answer may be that both ends fail equally often. After _MAX_PAIRS pairs the search
 # reports that their rates are too close together.
 _MIN_PAIRS, _MAX_PAIRS = 20, 100
-# A proof needs this many failures of the answer and passes of the rest. With fewer, a program with a second, rare
-# failure produced wrong answers by chance.
-MIN_FAILURES, MIN_PASSES = 3, 2
 _UNTESTED = 0.5  # the probability of a claim that no probe could test, or that other probes contradict
 HALF_RATE = 0.5  # samples are large enough to show an exception that occurs in half of the sets or runs
 _FAILURES = (BAD, ProbeResult.DIFFERENT)
@@ -136,7 +141,7 @@ def _find_and_prove(probes: ProbeCache, judge: Judge, end: tuple[int, ...]) -> S
     _recheck_ends(probes, judge, end)
     judge.reach_confidence(half_doubt_confidence(probes.question))
     if judge.comes_in_bursts:
-        answer = replace(answer, confidence=answer.confidence * _UNTESTED, why=_BURSTS_TEXT)
+        answer = replace(answer, why=_BURSTS_TEXT)
     return replace(answer, confidence=answer.confidence * judge.confidence)
 
 
@@ -154,7 +159,7 @@ def _find_threshold(probes: ProbeCache, judge: Judge, end: tuple[int, ...]) -> S
     failing, passing = frozenset(end[:length]), frozenset(end[: length - 1])
     # The last passing value is run most: one pass by chance would move the answer.
     at_least = max(runs_to_show(HALF_RATE, probes.question.confidence) - 1, _min_runs(probes, MIN_PASSES))
-    _launch_proofs_ahead(probes, failing, passing, at_least)
+    _launch_proofs_together(probes, judge, failing, passing, at_least=at_least, end=end)
     _require_failure(probes, judge, failing)
     if _launch_rest(probes, judge, passing, at_least) is not GOOD:
         raise Inconclusive(f"value number {length} fails, but the one before it was not seen to pass")
@@ -188,7 +193,9 @@ def _find_culprits(probes: ProbeCache, judge: Judge) -> SearchAnswer:
             if others is not GOOD:
                 raise Inconclusive(_count_text(len(culprit.members)), frozenset(rest))
         rest = tuple(unit for unit in rest if unit not in culprit.members)
-        _launch_proofs_ahead(probes, culprit.members, frozenset(rest))
+        _launch_proofs_together(
+            probes, judge, culprit.members, frozenset(rest), end=() if culprits else probes.all_units
+        )
         culprits.append(_prove_alone(probes, judge, culprit))
         counts_as = _launch_rest(probes, judge, rest)
         if counts_as is not BAD and (unexplained_set := _unexplained_set(judge, culprits)) is not None:
@@ -215,7 +222,10 @@ def _find_ranges(probes: ProbeCache, judge: Judge) -> SearchAnswer:
         if not culprits and only_length_matters(judge, members, len(probes.units), sample):
             is_exhaustive = tests_every_window(len(probes.units), len(members), sample)
             return _prove_count(probes, judge, members, 1.0 if is_exhaustive else 1 - HALF_RATE**sample)
-        newest = _prove_alone(probes, judge, drop_unneeded_ends(judge, members, sample, _min_runs(probes, 1)))
+        culprit = drop_unneeded_ends(judge, members, sample, _min_runs(probes, 1))
+        if not culprits:
+            _launch_proofs_together(probes, judge, culprit.members, *_sets_without(probes, [culprit]))
+        newest = _prove_alone(probes, judge, culprit)
         culprits = [*(culprit for culprit in culprits if not newest.members <= culprit.members), newest]
         failing = next((rest for rest in _sets_without(probes, culprits) if counts_as(rest) is BAD), None)
         if failing is None and (failing := _unexplained_set(judge, culprits)) is not None:
@@ -234,8 +244,10 @@ def _sets_without(probes: ProbeCache, culprits: Sequence[FailingSet]) -> tuple[S
 
 def _prove_count(probes: ProbeCache, judge: Judge, first: Subset, sample_confidence: float) -> SearchAnswer:
     """Prove and return an answer saying that only the number of items matters."""
+    one_fewer = frozenset(sorted(first)[1:])
+    _launch_proofs_together(probes, judge, first, one_fewer, end=probes.all_units)
     _require_failure(probes, judge, first)
-    _launch_rest(probes, judge, sorted(first)[1:])
+    _launch_rest(probes, judge, one_fewer)
     return SearchAnswer(
         kind=AnswerKind.COUNT,
         items=(len(first),),
@@ -267,11 +279,24 @@ def _min_runs(probes: ProbeCache, usual: int) -> int:
     return runs_to_show(HALF_RATE, half_doubt_confidence(probes.question))
 
 
-def _launch_proofs_ahead(probes: ProbeCache, failing: Subset, passing: Subset, at_least: int = MIN_PASSES) -> None:
-    """Run, in parallel, the proofs that `failing` fails and that `passing` passes."""
+def _launch_proofs_together(
+    probes: ProbeCache,
+    judge: SetJudge,
+    failing: Subset,
+    *passing: Subset,
+    at_least: int = MIN_PASSES,
+    end: Collection[int] = (),
+) -> None:
+    """Run, in mixed order, the proofs that the set `failing` fails and that the sets `passing` pass.
+
+    If `end` is not empty, all items off and the items `end` are launched again in between.
+    """
     bad = [(failing, Purpose.PROOF_BAD)] * _times_to_fail(probes, failing)
-    good = [(passing, Purpose.PROOF_GOOD)] * max(probes.question.repeat, _min_runs(probes, at_least))
-    probes.launch_ahead([*bad, *good], probes.all_units)
+    often = max(probes.question.repeat, _min_runs(probes, at_least))
+    ends = [(frozenset[int](), Purpose.RECHECK_GOOD), (frozenset(end), Purpose.RECHECK_BAD)] if end else []
+    judge.launch_together(
+        [*bad, *((subset, Purpose.PROOF_GOOD) for subset in passing * often), *ends], probes.all_units
+    )
 
 
 def _times_to_fail(probes: ProbeCache, subset: Subset) -> int:
@@ -440,6 +465,7 @@ _UNJUDGED_GAP_TEXT = "everything between the passing and the failing end could n
 
 def _prove_zones(probes: ProbeCache, judge: SetJudge, end: tuple[int, ...], gap: UnjudgedGap) -> SearchAnswer:
     """Return an undecided answer that lists the passing, the failing and the unjudged values."""
+    _launch_proofs_together(probes, judge, gap.failing, gap.passing)
     _require_failure(probes, judge, gap.failing)
     if _launch_rest(probes, judge, gap.passing) is not GOOD:
         raise Inconclusive("the last passing value does not pass when it is launched again")
@@ -468,6 +494,7 @@ def _reduce_literally(probes: ProbeCache, end: tuple[int, ...], failing: Subset,
     if culprit.unjudged:
         raise Inconclusive(why, culprit.members)
     literal = LiteralJudge(probes)
+    _launch_proofs_together(probes, literal, culprit.members, *_sets_without(probes, [culprit]))
     _require_failure(probes, literal, culprit.members)
     if reduce is ddmin and len(culprit.members) > 1 and not probes.question.together:
         judge_one_other_set(literal, culprit.members, probes.all_units, MIN_FAILURES)

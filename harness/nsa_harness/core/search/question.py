@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import chain, groupby, islice, pairwise
+from random import Random
 
 
 class ProbeResult(StrEnum):
@@ -67,6 +68,17 @@ PROOFS = frozenset(
         Purpose.RECHECK_BAD,
     }
 )
+_FAILS_IF_TRUE = frozenset({Purpose.CONTROL_BAD, Purpose.AS_MANY, Purpose.PROOF_BAD, Purpose.RECHECK_BAD})
+
+
+def expected_result(purpose: Purpose) -> ProbeResult:
+    """Return the result that a proof or a control for this purpose has if the answer of the search is true."""
+    return ProbeResult.BAD if purpose in _FAILS_IF_TRUE else ProbeResult.GOOD
+
+
+def _is_surprise(purpose: Purpose, counts_as: ProbeResult) -> bool:
+    """Return whether a result refutes what the search wants to prove. If the rest fails, it has one more culprit."""
+    return counts_as is not expected_result(purpose) and purpose is not Purpose.PROOF_GOOD
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,6 +155,7 @@ class SearchQuestion:
     baseline: int = 1  # launches of the good end before any probe is compared with it
     controls: int = 3  # passes of the bad end before the report states that it passes
     flaky: bool = False  # one configuration is known to have passed and failed, so no single result is final
+    order_seed: str = ""  # decides the order of runs whose results are compared with each other
 
     def __post_init__(self) -> None:
         assert self.items >= 1
@@ -247,9 +260,10 @@ class ProbeCache:
         self.question = question
         self.units = group_units(question)
         self.observations: list[Observation] = []
+        self.order = Random(question.order_seed)  # draws the order of runs; a continued search draws the same order
         self._answers: dict[Subset, list[ProbeResult]] = {}
         self._counts = Counter[tuple[Subset, ProbeResult]]()
-        # Results of `launch_ahead` that `launch` has not used yet.
+        # Results of `launch_ahead` that `launch` has not returned yet.
         self._early_answers: dict[tuple[Subset, Purpose], list[ProbeResult]] = {}
         self._probe_count = 0  # number of probes
         self._probe = probe
@@ -261,6 +275,8 @@ class ProbeCache:
 
     def items(self, subset: Iterable[int]) -> Subset:
         """Return all items that belong to the units in `subset`."""
+        if not self.question.together:
+            return frozenset(subset)
         return frozenset(item for unit in subset for item in self.units[unit])
 
     def launch(
@@ -313,18 +329,43 @@ class ProbeCache:
             return GOOD
         return None
 
-    def launch_ahead(self, requests: Sequence[tuple[Subset, Purpose]], among: Iterable[int]) -> None:
-        """Run the program, in parallel, with sets of items whose results the search will need later.
+    def launch_ahead(
+        self, requests: Iterable[tuple[Subset, Purpose]], among: Iterable[int], *, until_surprise: bool = False
+    ) -> None:
+        """Run the program with sets of items whose results the search needs later. `launch` returns these results.
 
-        `launch` returns these results. If the question allows only one run at a time, nothing is run. `among` has the
-        units that may still belong to the answer.
+        The order is drawn at random, but runs that should fail alternate with runs that should pass. A machine that is
+        in a bad state for several consecutive runs then affects both. With `until_surprise`, the runs stop after a
+        result that refutes the answer. `among` has the units that may still belong to the answer.
         """
-        if self.question.at_once == 1 or len(requests) < 2:
-            return
-        span, pending = self._span(among), iter(requests)
-        while batch := tuple(islice(pending, self.question.at_once)):
-            for set_and_purpose, counts_as in zip(batch, self._launch(batch, span, 0), strict=True):
-                self._early_answers.setdefault(set_and_purpose, []).append(counts_as)
+        requested = Counter(requests)
+        for request, early_answers in self._early_answers.items():
+            requested[request] -= len(early_answers)
+        span, mixed = self._span(among), self._in_mixed_order(requested.elements())
+        for start in range(0, len(mixed), self.question.at_once):
+            batch = mixed[start : start + self.question.at_once]
+            answers = self._launch(batch, span, len(mixed) - start - len(batch))
+            for request, counts_as in zip(batch, answers, strict=True):
+                self._early_answers.setdefault(request, []).append(counts_as)
+            results = zip(batch, answers, strict=True)
+            if until_surprise and any(_is_surprise(purpose, counts_as) for (_, purpose), counts_as in results):
+                return
+
+    def _in_mixed_order(self, requests: Iterable[tuple[Subset, Purpose]]) -> list[tuple[Subset, Purpose]]:
+        """Return the requests in blocks in random order, each with runs that should fail and runs that should pass."""
+        sides: dict[ProbeResult, list[tuple[Subset, Purpose]]] = {GOOD: [], BAD: []}
+        for request in requests:
+            sides[expected_result(request[1])].append(request)
+        for side in sides.values():
+            self.order.shuffle(side)
+        fewer, more = sorted(sides.values(), key=len)
+        blocks = max(len(fewer), 1)
+        mixed = []
+        for block in range(blocks):
+            drawn = [*fewer[block::blocks], *more[block::blocks]]
+            self.order.shuffle(drawn)
+            mixed += drawn
+        return mixed
 
     def _answer_batch(
         self, batch: tuple[Subset, ...], purpose: Purpose, span: tuple[int, int], probes_left: int
@@ -337,12 +378,7 @@ class ProbeCache:
             (subset, purpose) for subset, counts_as in zip(batch, early_answers, strict=True) if counts_as is None
         ]
         fresh = iter(self._launch(missing, span, probes_left) if missing else ())
-        answers = [next(fresh) if counts_as is None else counts_as for counts_as in early_answers]
-        for subset, counts_as in zip(batch, answers, strict=True):
-            self.observations.append(Observation(subset=subset, counts_as=counts_as))
-            self._answers.setdefault(subset, []).append(counts_as)
-            self._counts[subset, counts_as] += 1
-        return answers
+        return [next(fresh) if counts_as is None else counts_as for counts_as in early_answers]
 
     def _launch(
         self, batch: Sequence[tuple[Subset, Purpose]], span: tuple[int, int], probes_left: int
@@ -360,7 +396,10 @@ class ProbeCache:
             purpose_of_each=purposes if len(set(purposes)) > 1 else (),
         )
         answers = self._probe(round_)
-        assert len(answers) == len(batch)
+        for (subset, _), counts_as in zip(batch, answers, strict=True):
+            self.observations.append(Observation(subset=subset, counts_as=counts_as))
+            self._answers.setdefault(subset, []).append(counts_as)
+            self._counts[subset, counts_as] += 1
         return answers
 
     def _span(self, units: Iterable[int]) -> tuple[int, int]:
