@@ -468,10 +468,7 @@ def lines(results: Mapping[Cell, Result]) -> Iterator[str]:
         A search was limited to {MOST_PROBES:,} probes, and to {MOST_OF_CLOSE_RATES} if the rates differ by less than
         {APART}.
         """,
-        """
-        The cases with 48 and 96 items were searched before `bisect` looked for bursts. Where runs are independent, this
-        changes about one answer in a hundred: it no longer has 95 % confidence.
-        """,
+        _versions(results),
     )
     yield ""
     for bullet in bullets:
@@ -537,9 +534,17 @@ def _troubled_lines(results: Mapping[Cell, Result]) -> Iterator[str]:
         f"""
         In these cases something else happens to the runs of a program with {TROUBLED_SIZE} items. Each cell covers all
         kinds of answer. It shows the wrong answers among those that name items with at least 95 % confidence, the wrong
-        answers among those called `certain`, and the share of searches with an answer. The confidence assumes that runs
-        are independent. If a search notices bursts, its answer says so and gets half the confidence, so it does not
-        count as one with 95 %.
+        answers among those called `certain`, and the share of searches with an answer. If a search notices bursts, it
+        counts each run as only a part of an independent run, and makes more runs.
+        """
+    )
+    bursts = [result for cell, result in results.items() if cell.trouble is Trouble.BURSTS]
+    wrong, certain = (sum(getattr(result, name) for result in bursts) for name in ("certain_wrong", "certain"))
+    yield ""
+    yield from paragraph(
+        f"""
+        In all cases with bursts, {wrong} of {certain:,} answers that are called `certain` are wrong
+        ({wrong / max(certain, 1):.2%}). These are searches in which, by chance, no run contradicted another one.
         """
     )
     columns = list(product(TROUBLED_RATES, TROUBLED_BACKGROUNDS))
@@ -596,6 +601,18 @@ def _summary(some: Mapping[Cell, Result]) -> str:
 
 def _probes(cell: Cell, result: Result | None) -> str:
     return "not run" if result is None else f"{result.probes_mean} ({result.probes_most}), {cell.floor:.1f}"
+
+
+def _versions(results: Mapping[Cell, Result]) -> str:
+    """Return a sentence that says how many cases were searched by which version of the search."""
+    counts = Counter(result.version for result in results.values())
+    earlier = {
+        1: "{} with 48 or 96 items by one that did not look for bursts and ran its proofs one after the other",
+        2: "{} with 8 or 12 items by one that ran its proofs one after the other",
+    }
+    parts = [text.format(counts[version]) for version, text in earlier.items() if counts[version]]
+    current = f"Cases that were searched by the current version of `bisect`: {counts[VERSION]} of {len(results)}."
+    return f"{current} Earlier versions searched the others: {', and '.join(parts)}." if parts else current
 
 
 def picture(results: Mapping[Cell, Result]) -> str:

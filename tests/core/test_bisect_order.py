@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
-from itertools import count
+from itertools import count, cycle, pairwise
 from random import Random
 
+import pytest
 from bisected import BAD, GOOD, bisected, needs, question
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nsa_harness.core.search.bayesian import BayesianSearch
+from nsa_harness.core.search.minimal import judge_set
 from nsa_harness.core.search.plan import find_smallest_difference
 from nsa_harness.core.search.question import (
     PROOFS,
@@ -173,3 +176,31 @@ def test_a_few_consecutive_runs_that_all_end_alike_make_no_wrong_answer_certain(
             frozenset(range(*answer.items) if answer.kind is AnswerKind.RANGE else answer.items),
         )
         assert {*groups} == {*map(frozenset, culprits)}
+
+
+@pytest.mark.parametrize(("results", "in_turn"), [((BAD, BAD, BAD, GOOD, GOOD, GOOD), True), ((BAD, GOOD), False)])
+def test_where_runs_seem_to_end_like_the_run_before_an_end_runs_between_two_runs_of_a_set(
+    results: tuple[ProbeResult, ...], in_turn: bool
+) -> None:
+    end, alone, told = frozenset(range(9)), frozenset({3}), list[Subset]()
+    luck = cycle(results)
+
+    def probe(round_: Round) -> list[ProbeResult]:
+        told.extend(round_.subsets)
+        return [next(luck) if subset == end else GOOD for subset in round_.subsets]
+
+    probes = ProbeCache(question(9), probe)
+    list(probes.launch([frozenset(), end] * 24, Purpose.REPEAT, end))
+    told.clear()
+    assert judge_set(BayesianSearch(probes, end, 0.001), alone, Purpose.ALONE) is GOOD
+    assert told.count(alone) > 5
+    assert ((alone, alone) not in pairwise(told)) is in_turn
+
+
+@given(seed=SEEDS)
+@settings(max_examples=20, deadline=None)
+def test_the_proofs_that_each_member_is_needed_run_in_turn_with_the_proofs_that_all_of_them_fail(seed: str) -> None:
+    _, probe = bisected(question(12, order_seed=seed), needs({4, 7}))
+    proofs = [one.purpose for one in probe.rounds if one.purpose in PROOFS]
+    assert sorted(proofs[:4]) == [Purpose.DROP_ONE] * 3 + [Purpose.PROOF_BAD]
+    assert sorted(proofs[4:7]) == [Purpose.DROP_ONE] * 2 + [Purpose.PROOF_BAD]

@@ -58,7 +58,7 @@ def test_a_proof_that_fails_in_another_way_is_launched_again() -> None:
 
     answer, probe = bisected(question(12), two_faced)
     assert (*shown(answer), answer.confidence) == (AnswerKind.SINGLE, (7,), 1.0)
-    assert [counts_as for subset, counts_as in probe.told if subset == {7}].count(BAD) >= 3
+    assert [counts_as for subset, counts_as in probe.told if subset == {7}].count(BAD) >= 6
     answer, _ = bisected(question(12), lambda subset: DIFFERENT if subset == {7} else needs({7})(subset))
     assert answer.kind is AnswerKind.UNDECIDED
 
