@@ -38,7 +38,7 @@ DOOR = ("harness/nsa_harness/probe/startup.py", "nsa_harness.faults.plant")
 GUARD = ("harness/nsa_harness/fork_server/serving.py", "nsa_harness.supervisor.launch.reaper")
 TORCH_USERS = ("nsa_attention", "probe", "faults", "fork_server")
 # What a pure module has no use for: the clock, the machine, other processes, files. Paths as values are fine.
-IMPURE = {"os", "time", "subprocess", "socket", "shutil", "tempfile", "threading", "psutil", "platform", "random"}
+IMPURE = {"os", "time", "subprocess", "socket", "shutil", "tempfile", "threading", "psutil", "platform"}
 IMPURE_CALLS = {"open", "print", "input", "exec", "eval", ".now", ".today", ".monotonic", ".read_text", ".read_bytes"}
 # What one person can keep in mind. More of them is no mistake of the last one: join what one reader looks for together.
 MOST_CHILDREN, MOST_FILES = 15, 305
@@ -318,7 +318,20 @@ def test_the_core_has_no_clock_file_process_or_environment(path: Path) -> None:
     assert calls(parsed(path)) & IMPURE_CALLS == set()
     whole = [node for node in ast.walk(parsed(path)) if isinstance(node, ast.ImportFrom) and node.module == "pathlib"]
     assert {alias.name for node in whole for alias in node.names} <= {"PurePath", "PurePosixPath"}
-    assert "pathlib" not in {a.name for n in ast.walk(parsed(path)) if isinstance(n, ast.Import) for a in n.names}
+    assert {"pathlib", "random"}.isdisjoint(
+        a.name for n in ast.walk(parsed(path)) if isinstance(n, ast.Import) for a in n.names
+    )
+
+
+@pytest.mark.parametrize("path", of_layer("core"), ids=name_of)
+def test_what_the_core_draws_at_random_follows_from_a_seed(path: Path) -> None:
+    nodes = list(ast.walk(parsed(path)))
+    drawn = {a.name for n in nodes if isinstance(n, ast.ImportFrom) and n.module == "random" for a in n.names}
+    assert drawn <= {"Random"}
+    calls_of_it = [
+        n for n in nodes if isinstance(n, ast.Call) and isinstance(n.func, ast.Name) and n.func.id == "Random"
+    ]
+    assert all(call.args for call in calls_of_it)
 
 
 # Who reads or writes files of a run, and the calls by which a file is opened or listed without asking where it lies.
