@@ -87,6 +87,8 @@ def test_a_launch_of_which_a_rank_was_never_seen_does_not_pass() -> None:
         Status.ERROR,
         "the command ended with exit code 0, and no process of rank 1 was seen",
     )
+    alone = evidence(rank_evidence(0, pid=None), launcher_reports_ranks=False)  # a program without torch
+    assert judge(alone).status is Status.PASS
     # torchrun makes a log file for each rank that it starts; a short one may end before anybody looks.
     assert judge(evidence(left(0), rank_evidence(1, pid=None, has_log=True))).status is Status.PASS
 

@@ -251,7 +251,8 @@ def pass_reason(evidence: Evidence) -> str | None:
 
     The evidence is the exit code of each rank, or the exit code of a launcher that exits with 0 only if every rank did.
     Other launchers may hide the error of a rank. Under such a launcher, a rank with an unknown exit ended well if its
-    interpreter exited normally. A rank of which no process was seen may never have run.
+    interpreter exited normally. If torchrun should have started a rank, and no process of this rank was seen, the rank
+    may never have run.
     """
     unseen, launcher = _ranks_without_good_end(evidence), evidence.launcher
     if evidence.ending is Ending.EXITED and (launcher is None or launcher.status is None or launcher.during_teardown):
@@ -260,7 +261,8 @@ def pass_reason(evidence: Evidence) -> str | None:
         return "every rank ended with exit code 0"
     if launcher is None or launcher.status != 0:
         return None
-    if not evidence.is_observed and _ranks_without_process(evidence):
+    starts_ranks = evidence.launcher_reports_ranks and not evidence.is_observed
+    if starts_ranks and _ranks_without_process(evidence):
         return None
     if not any(rank.pid for rank in evidence.ranks):
         return "the command ended with exit code 0; no rank was seen"
