@@ -137,15 +137,30 @@ def store_key_missing(context: DiagnosisContext) -> Explanation | None:
     roots = [(root, root.call) for root in hung_roots(context) if root.kind is WaitKind.STORE and root.call is not None]
     if not roots:
         return None
-    root, call = roots[0]
+    root, call = _end_of_chain(context, roots)
     return _explain_missing_key(
         context,
         call.key,
-        [wait.rank for wait, _ in roots],
+        [root.rank, *(wait.rank for wait, _ in roots if wait.rank != root.rank)],
         call.place or wait_place(context, root),
         evidence=EvidenceKind.CLOSED if root.is_closed else EvidenceKind.OPEN,
         proof=dump_proof(context, root),
     )
+
+
+def _end_of_chain(context: DiagnosisContext, roots: Sequence[tuple[Wait, Call]]) -> tuple[Wait, Call]:
+    """Return the wait to explain. A rank that waits for a key itself cannot set the key that the first rank waits for.
+
+    If the waits form a cycle, the last wait before it closes is returned.
+    """
+    by_rank = {root.rank: (root, call) for root, call in roots}
+    root, call = roots[0]
+    while by_rank.pop(root.rank, None):
+        setter = _key_setter(context, call.key)
+        root, call = (
+            next((by_rank[rank] for rank in setter.ranks if rank in by_rank), (root, call)) if setter else (root, call)
+        )
+    return root, call
 
 
 def store_given_up(context: DiagnosisContext) -> Explanation | None:
