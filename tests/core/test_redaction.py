@@ -2,153 +2,177 @@
 
 from __future__ import annotations
 
+import codecs
 import json
+import random
 import re
+import shlex
+import string
 import time
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from nsa_harness.core.redaction import (
-    Secret,
-    Secrets,
-    joined_texts,
-    redact,
-    redact_environment,
-    redact_json,
-    redact_value,
-    redact_words,
-    secrets_of_command,
-    secrets_of_environment,
-    shell_line,
-    where_to_set,
-)
+from nsa_harness.core.redaction import Secrets, shell_line, where_to_set
+from nsa_harness.core.secret_formats import provider_patterns
+from nsa_harness.core.secret_forms import find_in_words
+from nsa_harness.core.secret_names import is_random, is_word
 
-# Made up: the shape alone counts. Parted, so that no scanner of this repository takes them for real ones.
-HEX40 = "0123456789abcdef" * 2 + "01234567"
+HERE = Path(__file__).parent
+HEX = "0123456789abcdef"
+# Each line is a text with a secret in the place of the sign, with the escapes of Python.
+FORMS = [codecs.decode(line.replace("§", "@@"), "unicode_escape") for line in
+         (HERE / "redaction_forms.txt").read_text().splitlines()]  # fmt: skip
+HARMLESS = (HERE / "redaction_harmless.txt").read_text().splitlines()
+VALUES = ("q1w2e3r4t5Z", "kJ8#mPq2$vLx", "pa,ss(w0rd&x)1", "9f8e7d6c5b4a3928" * 2, "wJalrXUtnFEMI/K7MDENG+bPxRfiCYz")
+# Forms in which a value with such characters cannot stand, or cannot be told from the rest of the line.
+_NOT_FOR = {"pa,ss(w0rd&x)1": ("ignature", "ddress"), "wJalrXUtnFEMI/K7MDENG+bPxRfiCYz": ("scott/", "--user ")}
+
+_NOISE = random.Random(7)
+
+
+def noise(length: int, alphabet: str = string.ascii_letters + string.digits) -> str:
+    return "".join(_NOISE.choice(alphabet) for _ in range(length))
+
+
+# Made up, and parted, so that no scanner of this repository takes them for real ones.
 TOKENS = {
-    "aws": "AKIA" + "Q3EXAMPLE7ABCDEF",
-    "aws session": "ASIA" + "Q3EXAMPLE7ABCDEF",
-    "github": "ghp_" + "a1B2c3D4" * 4 + "e5F6",
-    "github, fine": "github_pat_" + "11ABCDEFG0a1B2c3D4" + "_e5F6" * 8,
-    "gitlab": "glpat-" + "xY12_zzzz-9876543210",
-    "hugging face": "hf_" + "aBcDeFgHiJkLmNoPqRsTuVwXyZ12345678",
-    "openai": "sk-proj-" + "abcDEF123456_7890-xyz",
-    "anthropic": "sk-ant-api03-" + "abcDEF123456_7890-xyzAA",
-    "slack": "xoxb-" + "123456789012-abcdefABCDEF",
-    "google": "AIza" + "SyA1b2C3d4E5f6G7h8I9j0K1l2M3n4O5p6Q",
-    "google oauth": "ya29." + "a0AfH6SMBx_1234567890-abcdef",
-    "jwt": "eyJhbGciOiJIUzI1NiJ9." + "eyJzdWIiOiIxMjM0In0" + ".c2lnbmF0dXJlLTEyMw",
+    "aws": "AK" + "IA" + noise(16, string.ascii_uppercase + "234567"),
+    "anthropic": "sk-" + "ant-api03-" + noise(93) + "AA",
+    "azure ad": noise(3) + "8Q" + "~" + noise(34),
+    "databricks": "da" + "pi" + noise(32, HEX),
+    "digitalocean": "do" + "p_v1_" + noise(64, HEX),
+    "discord webhook": "https://discord.com/api/web" + f"hooks/{noise(18, string.digits)}/{noise(68)}",
+    "github": "gh" + "p_" + noise(36),
+    "github, fine": "github_" + f"pat_{noise(22)}_{noise(59)}",
+    "gitlab": "gl" + "pat-" + noise(20),
+    "gitlab runner": "gl" + "rt-" + noise(20),
+    "google": "AI" + "za" + noise(35),
+    "google client": "GOC" + "SPX-" + noise(28),
+    "groq": "gs" + "k_" + noise(52),
+    "hugging face": "h" + "f_" + noise(34),
+    "hugging face oauth": "hf_" + "oauth_" + noise(40),
+    "jwt": "ey" + f"J{noise(33)}.eyJ{noise(60)}.{noise(43)}",
+    "langsmith": "ls" + f"v2_pt_{noise(32, HEX)}_{noise(10, HEX)}",
+    "npm": "np" + "m_" + noise(36),
+    "nvidia": "nv" + "api-" + noise(64),
+    "openai": "sk-" + "proj-" + noise(64),
+    "openrouter": "sk-" + "or-v1-" + noise(64, HEX),
+    "pypi": "py" + "pi-AgEIcHlwaS5vcmc" + noise(150),
+    "replicate": "r" + "8_" + noise(37),
+    "sendgrid": "S" + f"G.{noise(22)}.{noise(43)}",
+    "sentry": f"https://{noise(32, HEX)}@o123.ingest.sentry.io/456",
+    "slack": "xo" + f"xb-{noise(11, string.digits)}-{noise(12, string.digits)}-{noise(24)}",
+    "slack webhook": "https://hooks.slack.com/ser" + f"vices/T{noise(8)}/B{noise(8)}/{noise(24)}",
+    "stripe": "sk_" + "live_" + noise(24),
+    "teams webhook": "https://a.web" + f"hook.office.com/webhookb2/{noise(36)}@{noise(36)}/IncomingWebhook/{noise(32)}",
+    "telegram": f"{noise(10, '123456789')}:A" + f"A{noise(33)}",
+    "telegram webhook": f"https://api.telegram.org/bot{noise(10, '123456789')}:A" + f"A{noise(33)}/sendMessage",
+    "vault": "hv" + "s." + noise(90),
+    "xai": "xa" + "i-" + noise(80),
 }
-PEM = "\n".join(
-    [
-        "-----BEGIN RSA " + "PRIVATE KEY-----",
-        "MIIEpAIBAAKCAQEA" + "1aB2" * 12,
-        "c3D4" * 16,
-        "-----END RSA PRIVATE KEY-----",
-    ]
+_BODY = [noise(64, string.ascii_letters + string.digits + "+/") for _ in range(6)]
+PEM = ["-----BEGIN RSA " + "PRIVATE KEY-----", *_BODY, "Qw8dKz+aB3c=", "-----END RSA PRIVATE KEY-----"]
+KEY_FORMS = {
+    "plain": "\n".join(PEM),
+    "of a rank": "\n".join(f"[rank0]: {line}" for line in PEM),
+    "with times": "\n".join(f"2026-11-28 12:00:00,123 INFO root: {line}" for line in PEM),
+    "quoted": "\n".join(f"> {line}" for line in PEM),
+    "diff": "\n".join(f"+{line}" for line in PEM),
+    "JSON": json.dumps({"private_key": "\n".join(PEM)}),
+    "JSON in JSON": json.dumps(json.dumps({"private_key": "\n".join(PEM)})),
+    "Python": "\n".join(f'  "{line}\\n"' for line in PEM),
+    "colours": "\n".join(f"\x1b[32m{line}\x1b[0m" for line in PEM),
+    "one line": " ".join(PEM),
+    "without end": "\n".join([*(f"[rank1] {line}" for line in PEM[:-2]), "next line"]),
+    "CRLF": "\r\n".join(PEM),
+}
+
+
+@pytest.mark.parametrize("value", VALUES)
+def test_a_value_is_known_by_the_name_it_is_given(value: str) -> None:
+    possible = [form for form in FORMS if not any(part in form for part in _NOT_FOR.get(value, ()))]
+    clean = [cleaned(form.replace("@@", value)) for form in possible]
+    assert [text for text in clean if any(value[at : at + 6] in text for at in range(len(value) - 5))] == []
+
+
+@pytest.mark.parametrize("around", ["{}", "x {} y", "[rank0]: {}", "\x1b[32m{}\x1b[0m"])
+def test_what_only_sounds_like_a_secret_stays(around: str) -> None:
+    texts = [around.replace("{}", text) for text in HARMLESS]
+    assert [text for text in texts if cleaned(text) != text] == []
+
+
+@pytest.mark.parametrize("text", [text for text in HARMLESS if re.match("-|[A-Z_]+=", text)])
+def test_an_argument_or_variable_that_only_sounds_like_a_secret_stays(text: str) -> None:
+    name, equals, value = text.partition("=")
+    if equals and name.isupper():
+        assert Secrets().variable(name, value) == value
+    if text.startswith("-"):
+        assert Secrets().words(text.split(" ")) == tuple(text.split(" "))
+
+
+@pytest.mark.parametrize(
+    "around", ["{}", "failed with {}: 401", "'{}'", '{"x": "{}"}', "a\n{}\nb", "line\\n{}\\n", "\x1b[31m{}\x1b[0m"]
 )
-GIVEN = {
-    "an option": ("run --api-key q1w2e3r4t5", "q1w2e3r4t5"),
-    "an option with =": ("run --db-password=q1w2e3r4t5 x", "q1w2e3r4t5"),
-    "an option in a list": ("['run', '--auth-token', 'q1w2e3r4t5']", "q1w2e3r4t5"),
-    "a variable": ("WANDB_API_KEY=" + HEX40, HEX40),
-    "an AWS secret": ("AWS_SECRET_ACCESS_KEY=wJalrXUtn/K7MDENG+bPxRfi", "wJalrXUtn/K7MDENG+bPxRfi"),
-    "a password of letters": ("password: letmein", "letmein"),
-    "JSON": ('{"client_secret": "q1w~2e3r", "n": 4}', "q1w~2e3r"),
-    "JSON within JSON": (json.dumps({"log": '{"api_key": "q1w2e3r4"}'}), "q1w2e3r4"),
-    "Python": ("{'hf_token': 'q1w2e3r4'}", "q1w2e3r4"),
-    "an address": ("postgresql://bob:q1w2@e3r4@db.local:5432/x", "q1w2@e3r4"),
-    "a token in an address": ("git clone https://q1w2e3r4q1w2e3r4zz@host/x", "q1w2e3r4q1w2e3r4zz"),
-    "a header": ("Authorization: Bearer q1w2e3r4t5", "q1w2e3r4t5"),
-    "a basic header": ("'Authorization': 'Basic dXNlcjpwYXNzd29yZA=='", "dXNlcjpwYXNzd29yZA=="),
-    "a bearer": ("sent with bearer q1w2e3r4t5", "q1w2e3r4t5"),
-    "Azure": ("AccountName=a;AccountKey=Zm9vYmFyYmF6Zm9v==;EndpointSuffix=x", "Zm9vYmFyYmF6Zm9v=="),
-    "Azure, signed": ("https://a.blob/x?sv=1&sig=Zm9vYmFyYmF6Zm9vYmFy%3D", "Zm9vYmFyYmF6Zm9vYmFy%3D"),
-    "wandb": ("wandb login " + HEX40, HEX40),
-    "netrc": ("machine api.wandb.ai login user password " + HEX40, HEX40),
-}
-HARMLESS = (
-    "tokenizer=gpt2-xl-1234567890abcdef", "num_tokens=1234567890123456789", "--max-token-length 32768",
-    "--tokenizer-name meta/llama-3.1-8b", "key_padding_mask=torch.bool", "pad_token=<|endoftext|>",
-    "store key: default_pg/0//worker/rank_1/1234567890abcdef", "KeyError: 'blocks.0.attn.q_proj.weight'",
-    "Unexpected key(s) in state_dict: head.weight1234567890", f"commit {HEX40}", f"git: {HEX40} is dirty",
-    "sha256:" + "0123456789abcdef" * 4, "password = os.environ['DB_PASSWORD']", "Client(password=self.password)",
-    "secret: str = None", "token: 5", "password_file=/run/secrets/db", "SSH_AUTH_SOCK=/tmp/ssh-abc123/agent.1",
-    "tokens/s: 12345.678", "sort_key=created_at_1234567890ab", "https://example.com:8080/path@v1.2.3",
-    "file:///home/user/train.py:12", "task-force-1234567890-abcdef", "skip-connection-of-4-layers-a1",
-    "PWD=/home/user/project", "basic training on 8 GPUs", "token_embedding.weight: (50257, 768)",
-    "o_token = first_query + 1",
-)  # fmt: skip
+def test_a_token_is_known_by_its_format(around: str) -> None:
+    clean = {kind: cleaned(around.replace("{}", token)) for kind, token in TOKENS.items()}
+    assert {kind: text for kind, text in clean.items() if re.search("[A-Za-z0-9]{16}", text)} == {}
+    assert {text.count("$SECRET_") for text in clean.values()} == {1}
 
 
-@pytest.mark.parametrize("kind", TOKENS)
-@pytest.mark.parametrize("around", ["{}", "failed with {}: 401", "'{}'", '{{"x": "{}"}}', "a\n{}\nb", "line\\n{}\\n"])
-def test_a_token_is_known_by_its_shape(kind: str, around: str) -> None:
-    assert cleaned(around.format(TOKENS[kind])) == around.format("$SECRET_1")
+def test_the_start_of_each_provider_pattern_is_text_that_it_matches() -> None:
+    for anchor, pattern in provider_patterns():
+        assert anchor, pattern
+        re.compile(pattern)
 
 
-@pytest.mark.parametrize("kind", GIVEN)
-def test_a_value_is_known_by_the_name_it_is_given(kind: str) -> None:
-    text, value = GIVEN[kind]
-    assert cleaned(text) == text.replace(value, "$SECRET_1")
-
-
-@pytest.mark.parametrize("text", HARMLESS)
-def test_what_only_sounds_like_a_secret_stays(text: str) -> None:
-    assert cleaned(text) == text
-
-
-def test_a_path_is_no_secret() -> None:
-    words = ["--password", "/run/secrets/db", "--auth-token", "~/.config/token.json"]
-    assert secrets_of_command(words) == []
-
-
-@pytest.mark.parametrize("form", [PEM, PEM.replace("\n", "\\n"), json.dumps({"private_key": PEM})])
+@pytest.mark.parametrize("form", KEY_FORMS)
 def test_a_private_key_is_taken_out_whole(form: str) -> None:
-    assert not any(line in cleaned(form) for line in PEM.splitlines()[1:3])
+    clean = cleaned(f"before\n{KEY_FORMS[form]}\nafter")
+    assert not any(line in clean for line in PEM[1:-1])
+    assert clean.startswith("before\n")
+    assert clean.endswith("after")
 
 
 def test_a_line_of_a_private_key_is_known_by_itself() -> None:
-    secrets = Secrets().with_secrets_of(PEM)
-    assert PEM.splitlines()[2] not in redact(f"[rank0] {PEM.splitlines()[2]}", secrets)
+    secrets = Secrets()
+    secrets.learn_text("\n".join(PEM))
+    assert PEM[2] not in secrets.text(f"[rank0] {PEM[2]}")
 
 
-def test_a_value_that_was_found_once_is_one_wherever_it_occurs() -> None:
-    secrets = Secrets().with_secrets_of("login with password=hunter2-x")
-    assert redact("ValueError: hunter2-x is refused (hunter2-xy)", secrets) == (
-        "ValueError: $SECRET_1 is refused ($SECRET_1y)"
-    )
+# Commands and environments.
 
 
-def test_of_two_values_the_longer_one_goes_first() -> None:
-    secrets = Secrets().with_secrets_of("password=abcdef12").with_secrets_of("api_key=abcdef12345")
-    assert redact("abcdef12345 abcdef12", secrets) == "$SECRET_2 $SECRET_1"
-
-
-def test_a_value_of_an_environment_has_a_number_once_it_is_seen() -> None:
-    values = [
-        one.value for one in secrets_of_environment([("DB_PASSWORD", "horse-battery"), ("API_KEY", "never-printed")])
+@pytest.mark.parametrize(
+    ("words", "secret"),
+    [
+        (["--pat=x1y2"], "x1y2"), (["--pat", "x1y2"], "x1y2"), (["--auth", "a:b"], "b"), (["--password", "abc"], "abc"),
+        (["-p", "s3cr3tPa55"], "s3cr3tPa55"), (["curl", "-u", "a:bcd", "https://x"], "bcd"),
+        (["sshpass", "-p", "abc"], "abc"), (["mysql", "-phunter"], "hunter"), (["--hf_token=abc"], "abc"),
+        (["docker", "login", "-p", "abc"], "abc"), (["+logger.api_key=q1"], "q1"),
+        (["bash", "-c", "curl -u a:hunter2 https://x"], "hunter2"),
+    ],
+)  # fmt: skip
+def test_an_argument_is_known_by_the_one_before_it(words: list[str], secret: str) -> None:
+    clean = Secrets().words(words)
+    assert [word for word, old in zip(clean, words, strict=True) if word != old] == [
+        next(word for word in words if secret in word).replace(secret, "$SECRET_1")
     ]
-    secrets = Secrets().with_suspected(values).with_secrets_of("rank 0 connects with horse-battery")
-    assert [one.value for one in secrets.secrets] == ["horse-battery"]
-    assert redact("horse-battery", secrets) == "$SECRET_1"
 
 
-def test_a_value_is_found_however_it_is_written() -> None:
-    value = "p'a\"s\\s wörd<&>"
-    secrets = Secrets().with_secrets([Secret(value=value, everywhere=True)])
-    for text in (value, json.dumps(value), repr(value), f"https://h/?p={value}"):
-        assert "a" not in redact(text, secrets).replace("https://h/?p=", "").replace("$SECRET_1", "")
+def test_a_path_is_no_secret() -> None:
+    words = ["--password", "/run/secrets/db", "--auth-token", "~/.config/token.json", "-p", "29500", "--auth", "basic"]
+    assert not any(find_in_words(words))
 
 
 def test_a_command_asks_the_shell_for_what_was_taken_out() -> None:
-    words = ["train.py", "--api-key", "q1", "--url", "https://u:p$w@h/x y", "--tokenizer", "gpt2"]
-    secrets = Secrets().with_secrets(secrets_of_command(words))
-    line = shell_line(redact_words(words, secrets), redact_environment([("HF_TOKEN", "abc")], secrets))
+    secrets = Secrets()
+    words = secrets.words(["train.py", "--api-key", "q1", "--url", "https://u:p$w@h/x y", "--tokenizer", "gpt2"])
+    line = shell_line(words, [("HF_TOKEN", secrets.variable("HF_TOKEN", "abc"))])
     assert line == (
-        'HF_TOKEN="$SECRET_MORE" train.py --api-key "$SECRET_1" --url https://u:"$SECRET_2"\'@h/x y\' --tokenizer gpt2'
+        'HF_TOKEN="$SECRET_3" train.py --api-key "$SECRET_1" --url https://u:"$SECRET_2"\'@h/x y\' --tokenizer gpt2'
     )
     assert where_to_set("$SECRET_1 $SECRET_2", "spec.json") == (
         "# export SECRET_1=...: the value is in spec.json",
@@ -156,23 +180,122 @@ def test_a_command_asks_the_shell_for_what_was_taken_out() -> None:
     )
 
 
+# Where else a secret is replaced.
+
+
+def test_a_value_that_was_found_once_is_one_wherever_it_occurs() -> None:
+    secrets = Secrets()
+    secrets.learn_text("login with password=hunter2-x#")
+    assert secrets.text("ValueError: hunter2-x# is refused (/a/hunter2-x#)") == (
+        "ValueError: $SECRET_1 is refused (/a/$SECRET_1)"
+    )
+
+
+@pytest.mark.parametrize("weak", ["ubuntu", "exception", "node0017", "12345678", "checkpoint"])
+def test_a_weak_password_leaves_paths_and_words_as_they_are(weak: str) -> None:
+    secrets = Secrets(common={"node0017"})
+    assert secrets.variable("VNC_PASSWORD", weak) == "$SECRET_1"
+    document = {"cause": weak, "file": f"/home/{weak}/train.py", weak: 1, "why": f"{weak}: open /home/{weak}/{weak}.py"}
+    assert secrets.value(document) == document
+
+
+def test_a_readable_password_is_replaced_in_sentences_alone() -> None:
+    secrets = Secrets()
+    secrets.variable("DB_PASSWORD", "correct-horse")
+    document = {
+        "cause": "correct-horse",
+        "why": "got correct-horse.",
+        "path": "/a/correct-horse",
+        "x": "correct-horse-2",
+    }
+    assert secrets.value(document) == {**document, "why": "got $SECRET_1."}
+    assert secrets.text("connect('correct-horse', correct-horse)", code=True) == "connect('$SECRET_1', correct-horse)"
+
+
+def test_of_two_values_the_longer_one_goes_first() -> None:
+    secrets = Secrets()
+    secrets.learn_text("password=abcd#f12 api_key=abcd#f12345")
+    assert secrets.text("abcd#f12345 abcd#f12") == "$SECRET_2 $SECRET_1"
+
+
+def test_a_value_of_an_environment_has_a_number_once_it_is_seen() -> None:
+    secrets = Secrets()
+    secrets.suspect({"DB_PASSWORD": "horse-battery", "API_KEY": "never-printed"})
+    assert secrets.text("nothing") == "nothing"
+    assert not secrets
+    assert secrets.text("rank 0 connects with horse-battery") == "rank 0 connects with $SECRET_1"
+
+
+def test_a_later_judgement_keeps_the_numbers_and_knows_what_only_the_environment_told() -> None:
+    first = Secrets(b"key")
+    first.suspect({"DB_PASSWORD": "horse-battery"})
+    assert first.text("token=q1w2e3r4 with horse-battery") == "token=$SECRET_2 with $SECRET_1"
+    assert "horse" not in json.dumps(first.to_store())
+    later = Secrets(b"key", first.to_store())
+    assert later.text("by horse-battery and api_key=zz9x8c7 and token=q1w2e3r4") == (
+        "by $SECRET_1 and api_key=$SECRET_3 and token=$SECRET_2"
+    )
+
+
+def test_a_value_is_found_however_it_is_written() -> None:
+    value = "p'a\"s\\s wörd<&>"
+    secrets = Secrets()
+    secrets.learn(value, by_format=True)
+    for text in (value, json.dumps(value), repr(value), f"https://h/?p={value}"):
+        assert "a" not in secrets.text(text).replace("https://h/?p=", "").replace("$SECRET_1", "")
+
+
+def test_a_secret_has_one_number_in_a_url_a_sentence_and_an_environment() -> None:
+    secrets = Secrets()
+    secrets.suspect({"DB_PASSWORD": "S3cr3t#Pw!"})
+    assert secrets.text("password=S3cr3t#Pw! of db://u:S3cr3t%23Pw%21@h") == "password=$SECRET_1 of db://u:$SECRET_1@h"
+    assert cleaned("db://u:x%23y@h password=x#y") == "db://u:$SECRET_1@h password=$SECRET_1"
+
+
 def test_source_keeps_its_names_and_loses_its_literals() -> None:
     line = 'client = Client(api_key="q1w2e3r4", password=secret_of_mine, token=args)'
-    assert redact(line, Secrets(), code=True) == line.replace("q1w2e3r4", "$SECRET_MORE")
+    assert Secrets().text(line, code=True) == line.replace("q1w2e3r4", "$SECRET_1")
+    trace = f'  File "train.py", line 3, in f\n    {line}\nValueError: password=hunter2'
+    assert cleaned(trace) == trace.replace("q1w2e3r4", "$SECRET_1").replace("hunter2", "$SECRET_2")
 
 
 def test_a_short_value_is_taken_from_its_place_alone() -> None:
-    secrets = Secrets().with_secrets_of("password=abc")
-    assert redact("password=abc and abc", secrets) == "password=$SECRET_1 and abc"
+    assert cleaned("password=abc and abc") == "password=$SECRET_1 and abc"
+
+
+@pytest.mark.parametrize(
+    ("document", "clean"),
+    [
+        ({"DB_PASS": "hunter", "X": "y"}, {"DB_PASS": "$SECRET_1", "X": "y"}),
+        (["run", "--password", "abc"], ["run", "--password", "$SECRET_1"]),
+        ([["DB_PASSWORD", "abc"]], [["DB_PASSWORD", "$SECRET_1"]]),
+        ({"name": "DB_PASSWORD", "value": "abc"}, {"name": "DB_PASSWORD", "value": "$SECRET_1"}),
+        ({"api_keys": ["k1a2", "k2b3"]}, {"api_keys": ["$SECRET_1", "$SECRET_2"]}),
+        ({"password": 12345678}, {"password": "$SECRET_1"}),
+        ({"file": "a.py", "text": "password = typed"}, {"file": "a.py", "text": "password = typed"}),
+        ({"log": '{"api_key": "q1w2e3r4"}'}, {"log": '{"api_key": "$SECRET_1"}'}),
+    ],
+)
+def test_a_document_names_its_secrets_by_keys_options_and_pairs(document: object, clean: object) -> None:
+    assert json.loads(Secrets().json(json.dumps(document))) == clean
+
+
+def test_a_word_is_told_from_a_random_value() -> None:
+    assert [word for word in ("exception", "Ubuntu", "train01", "q1w2e3r4t5", "xkqzvbnmpw") if is_word(word)] == [
+        "exception", "Ubuntu", "train01",
+    ]  # fmt: skip
+    assert not any(map(is_random, ("Qwen2.5-7B-Instruct-1M", "resnet50", "checkpoint_0001000", "layer1.conv2.weight")))
+    assert all(map(is_random, ("wJalrXUtnFEMIKbPxRfiCYz", "a8Kd92LmQz01", "JBSWY3DPEHPK3PXP")))
 
 
 def test_the_redactor_is_linear_in_a_text_made_to_stop_it() -> None:
-    hostile = ["--api-key" * 6_000, "-----BEGIN PRIVATE KEY-----" * 2_000, "password=" * 6_000, "eyJ" * 20_000,
-               "://" + "a" * 60_000, "'" * 60_000, "password='" + "\\" * 60_000, "key" * 20_000]  # fmt: skip
+    hostile = ["--api-key", "-----BEGIN " + "PRIVATE KEY-----\n", "password=", "eyJ", "'", "\\", "key ", "key: ", "{",
+               "curl -u a:b ", "auth=(", "login('a',", "cookie=a1b2c3d4e5;", "%3D", "\x1b[0m", "token>", "@",
+               'password="f()))', "name: password\n", "token=['a',", "a1b2", "0f", "bearer "]  # fmt: skip
     began = time.process_time()
     for text in hostile:
-        cleaned(text)
-    assert time.process_time() - began < 4
+        cleaned(text * (20_000 // len(text)))
+    assert time.process_time() - began < 20  # 0.5 MB, most of which is a name
 
 
 # Properties. What is drawn has quotes, escapes, names and parts of placeholders in it.
@@ -183,20 +306,47 @@ _VALUES = some.lists(some.text(alphabet="abcXY12\"'\\ $é_-", min_size=6, max_si
 
 
 def known(values: list[str]) -> Secrets:
-    usable = [one for one in values if "$SECRET_" not in one]
-    return Secrets().with_secrets(Secret(value=one, everywhere=True) for one in usable)
+    secrets = Secrets()
+    for value in values:
+        if "$SECRET_" not in value and len(value) >= 8:
+            secrets.learn(value, by_format=True)
+    return secrets
 
 
 @settings(max_examples=40)
 @given(_TEXT, _VALUES)
 def test_redaction_is_idempotent_and_bounded_and_leaves_no_known_value(text: str, values: list[str]) -> None:
     text = "".join([text, *values, text])
-    secrets = known(values).with_secrets_of(text)
-    clean = redact(text, secrets)
-    assert redact(clean, secrets) == clean
-    assert redact(clean, secrets.with_secrets_of(clean)) == clean
+    secrets = known(values)
+    clean = secrets.text(text)
+    assert secrets.text(clean) == clean
+    assert Secrets().text(clean) == clean
     assert len(clean) <= 15 * len(text) + 15
-    assert not any(one.everywhere and one.value in clean for one in secrets.secrets)
+    without_placeholders = re.sub(r"\$SECRET_(?:\d+|MORE)", "\0", clean)
+    assert not any(value in without_placeholders for value in values if len(value) >= 8 and "$SECRET_" not in value)
+
+
+_HARMLESS_VALUES = (
+    some.uuids().map(str)
+    | some.floats(allow_nan=False, allow_infinity=False).map(repr)
+    | some.integers().map(str)
+    | some.lists(some.integers(0, 4096), min_size=1, max_size=4).map(str)
+    | some.binary(min_size=16, max_size=32).map(bytes.hex)
+    | some.lists(some.sampled_from(["data", "home", "ubuntu", "run1", "x.py"]), min_size=1).map(
+        lambda p: "/" + "/".join(p)
+    )
+)
+
+
+@settings(max_examples=60)
+@given(
+    some.sampled_from(["loss", "shape", "commit", "sha256", "path", "run id", "cache_key", "num_tokens"]),
+    _HARMLESS_VALUES,
+)
+def test_hashes_shapes_numbers_paths_and_uuids_stay(name: str, value: str) -> None:
+    for text in (f"{name}={value}", f"{name}: {value}", f"{name} {value}", json.dumps({name: value}), value):
+        assert cleaned(text) == text
+        assert Secrets().json(json.dumps([text])) == json.dumps([text])
 
 
 _JSON = some.recursive(
@@ -208,22 +358,19 @@ _JSON = some.recursive(
 
 @settings(max_examples=40)
 @given(_JSON, _VALUES)
-def test_json_stays_json_of_the_same_form(document: object, values: list[str]) -> None:
-    text = json.dumps([document, *values])
-    secrets = known(values).with_secrets_of(joined_texts([document, *values]))
-    clean = json.loads(redact_json(text, secrets))
-    assert clean == redact_value([document, *values], secrets)
-    assert not any(one.everywhere and one.value in joined_texts(clean) for one in secrets.secrets)
+def test_json_stays_json_without_a_known_value(document: object, values: list[str]) -> None:
+    secrets = known(values)
+    clean = secrets.json(json.dumps([document, *values]))
+    assert secrets.json(clean) == clean
+    json.loads(clean)
 
 
 @settings(max_examples=40)
 @given(_TEXT)
 def test_a_line_of_words_is_what_a_shell_takes(text: str) -> None:
-    import shlex
-
     words = re.split(r"\s", text)
-    assert shlex.split(shell_line(redact_words(words, Secrets().with_secrets(secrets_of_command(words))))) is not None
+    assert shlex.split(shell_line(Secrets().words(words))) is not None
 
 
 def cleaned(text: str) -> str:
-    return redact(text, Secrets().with_secrets_of(text))
+    return Secrets().text(text)

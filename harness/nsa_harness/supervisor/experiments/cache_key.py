@@ -23,7 +23,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from nsa_harness.core.plan import RunSpec
-from nsa_harness.core.redaction import Secrets, redact, secrets_of_environment
+from nsa_harness.core.redaction import Secrets, find_in_variable
 from nsa_harness.supervisor.launch.launcher import SUBJECT, shared_environment
 from nsa_harness.texts.words import listing, verb_for
 
@@ -145,7 +145,7 @@ def variable_entries(spec: RunSpec) -> dict[str, str]:
         name: value for name, value in shared_environment(spec).items() if not _SESSION_VARIABLE.fullmatch(name)
     }
     all_variables = sorted({**inherited, **dict(spec.env)}.items())
-    secret_names = {name for name, value in all_variables if secrets_of_environment([(name, value)])}
+    secret_names = {name for name, value in all_variables if find_in_variable(name, value)}
     return {
         f"variable {name}": (sealed_digest if name in secret_names else _short_digest)(name, value)
         for name, value in all_variables
@@ -378,7 +378,7 @@ def _relative_name(path: Path, working_dir: Path) -> str:
     """Return the path with secrets removed, relative to the working directory if possible."""
     base = working_dir.resolve()
     name = str(path.relative_to(base)) if path.is_relative_to(base) else str(path)
-    return redact(name, Secrets().with_secrets_of(name))
+    return Secrets().text(name)
 
 
 def names_with_verb(names: Collection[str]) -> str:

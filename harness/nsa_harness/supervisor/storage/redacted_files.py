@@ -7,7 +7,6 @@ redacted when a run is packed into one file to be passed on.
 from __future__ import annotations
 
 import io
-import json
 import os
 import tarfile
 import tempfile
@@ -16,7 +15,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, BinaryIO
 
-from nsa_harness.core.redaction import mask_bytes
 from nsa_harness.core.report import Trouble
 from nsa_harness.errors import HarnessError, UsageError
 from nsa_harness.supervisor.storage.record import learn_launch_secrets, load_spec, read_record, with_unredacted_plan
@@ -44,15 +42,14 @@ def redact_files(attempt: AttemptDir) -> tuple[Trouble, ...]:
 def redact_run(run: RunDir) -> None:
     """Redact the files of all attempts of a run.
 
-    Also store the secret values of the environment that a program printed. If there are no secrets, no file is read.
+    Also store the number of each secret. If there are no secrets, no file is read.
     """
-    if run.redaction.secrets.secrets:
+    if run.redaction.found_secrets:
         for attempt in run.attempts():
             redact_files(attempt)
             list(_redact([attempt.trace], run.directory, run.redaction))  # written again by each judgement
         list(_redact([run.events, run.log, run.search_probes], run.directory, run.redaction))
-    if printed_secrets := run.redaction.printed_secrets:
-        run.directory.write(run.secrets, json.dumps(printed_secrets) + "\n")
+        run.directory.write(run.secrets, run.redaction.to_store())
 
 
 def _redact(paths: Iterator[Path] | list[Path], directory: SafeDirectory, redaction: Redaction) -> Iterator[Trouble]:
@@ -161,7 +158,7 @@ def _write(clean: IO[bytes], path: Path, run: RunDir) -> None:
     for text in _texts(run.directory, path):
         if "\0" in text:  # a status file, in which every byte must keep its position
             data = text.encode("utf-8", "surrogateescape")
-            clean.write(mask_bytes(data, redaction.secrets) if redaction.is_on else data)
+            clean.write(redaction.mask(data))
         else:
             clean.write(redaction.text(text).encode("utf-8", "surrogateescape"))
 

@@ -1,30 +1,22 @@
-"""Finds the secrets of one run, and redacts all text before it is stored or shown."""
+"""Redacts all text of one run before it is stored or shown, and keeps the numbers of its secrets."""
 
 from __future__ import annotations
 
+import getpass
 import json
+import os
+import secrets
 import shlex
+import socket
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from nsa_harness.core.plan import RunSpec, Skip
-from nsa_harness.core.redaction import (
-    Secret,
-    Secrets,
-    joined_texts,
-    redact,
-    redact_environment,
-    redact_json,
-    redact_value,
-    redact_words,
-    secrets_of_command,
-    secrets_of_environment,
-    shell_line,
-    shell_words,
-)
+from nsa_harness.core.redaction import Secrets, shell_line, shell_words
 from nsa_harness.supervisor.storage.safe_directory import safe_file
 
 T = TypeVar("T")
@@ -36,47 +28,53 @@ _MAX_BYTES = 16 << 20
 class Redaction:
     """A collection of the secrets of one run, which removes them from text and is shared by all attempts.
 
-    `file` contains the secret values of the environment that a program printed. It is needed for a later judgement,
-    which runs in another environment and would not recognise these values as secrets. Storing them reveals nothing,
-    because the logs contain them as well. If `is_on` is False, nothing is redacted.
+    `file` keeps the number of each secret for later judgements, as a keyed hash of the secret. If `is_on` is False,
+    nothing is redacted.
     """
 
     def __init__(self, file: Path | None = None, *, is_on: bool = True) -> None:
         self._file = file
         self.is_on = is_on
         self._lock = threading.RLock()
-        self._secrets: Secrets | None = None
+        self._loaded: Secrets | None = None
+        self._key = b""
 
     @property
-    def secrets(self) -> Secrets:
-        with self._lock:
-            if self._secrets is None:
-                self._secrets = Secrets().with_secrets(
-                    Secret(value=secret, everywhere=True) for secret in self._stored_values()
-                )
-            return self._secrets
+    def _secrets(self) -> Secrets:
+        if self._loaded is None:
+            stored = self._stored()
+            with suppress(ValueError, TypeError, AttributeError, KeyError):
+                self._key = bytes.fromhex(stored["key"])
+                digests = [(str(digest), int(length)) for digest, length in stored["secrets"]]
+                self._loaded = Secrets(self._key[:64], digests, _common_words(self._file))
+        if self._loaded is None:
+            self._key = secrets.token_bytes(16)
+            self._loaded = Secrets(self._key, common=_common_words(self._file))
+        return self._loaded
 
     @property
-    def printed_secrets(self) -> tuple[str, ...]:
-        """The secrets from environment variables that occurred in redacted text."""
-        secrets = self.secrets
-        return tuple(secret.value for secret in secrets.secrets if secret.value in secrets.suspected_values)
+    def found_secrets(self) -> bool:
+        """Whether any text so far contained a secret."""
+        return bool(self._secrets)
+
+    def to_store(self) -> str:
+        """Return the contents of `file`: the key, and one hash for each secret."""
+        return json.dumps({"key": self._key.hex(), "secrets": self._secrets.to_store()}) + "\n"
 
     # Finding secrets before anything is written.
 
     def learn_launch(self, spec: RunSpec) -> None:
         """Find the secrets in the command line and environment variables of a launch."""
-        self._learn([*secrets_of_command(spec.program), *secrets_of_environment(spec.env)])
+        paths = (*spec.program, spec.cwd or "", spec.scenario)
+        with self._lock:
+            self._secrets.common |= {part.lower() for path in paths if "=" not in path for part in _parts(path)}
+            self._secrets.words(spec.program)
+            self.pairs(spec.env)
 
     def suspect_environment(self, environment: Mapping[str, str]) -> None:
         """Treat the values of secret variables in `environment` as secrets in all text redacted afterwards."""
-        values = [secret.value for secret in secrets_of_environment(environment.items()) if secret.everywhere]
         with self._lock:
-            self._secrets = self.secrets.with_suspected(values)
-
-    def _learn(self, secrets: Iterable[Secret]) -> None:
-        with self._lock:
-            self._secrets = self.secrets.with_secrets(secrets)
+            self._secrets.suspect(environment)
 
     # Redacting texts.
 
@@ -85,38 +83,36 @@ class Redaction:
 
         `code`: the text is source code, so an unquoted word is a name and not a value.
         """
-        return redact(text, self._learn_from(text, code=code), code=code) if self.is_on else text
+        with self._lock:
+            return self._secrets.text(text, code=code) if self.is_on else text
 
     def json(self, text: str) -> str:
         """Return a JSON document or JSON lines with secrets removed."""
-        secrets = self._learn_from(text)
-        return redact_json(text, secrets) if self.is_on and redact(text, secrets) != text else text
+        with self._lock:
+            return self._secrets.json(text) if self.is_on else text
 
     def value(self, value: T) -> T:
         """Return a copy of an object in which all strings are redacted."""
-        if not self.is_on:
-            return value
-        texts = joined_texts(value)
-        secrets = self._learn_from(texts)
-        return value if redact(texts, secrets) == texts else redact_value(value, secrets)
+        with self._lock:
+            return self._secrets.value(value) if self.is_on else value
+
+    def mask(self, data: bytes) -> bytes:
+        """Return binary data of the same length in which stars replace the secrets."""
+        with self._lock:
+            return self._secrets.mask(data) if self.is_on else data
 
     def spec(self, spec: Launch) -> Launch:
-        """Return the launch with its arguments and environment variables redacted.
-
-        Each argument is redacted separately, because the option before it reveals even a secret of two letters.
-        """
+        """Return the launch with its arguments and environment variables redacted."""
         if not self.is_on or not isinstance(spec, RunSpec):
             return spec
         self.learn_launch(spec)
-        words = redact_words(spec.program, self.secrets)
-        return self.value(replace(spec, program=words, env=self.pairs(spec.env)))
+        return self.value(replace(spec, program=self._words(spec.program), env=self.pairs(spec.env)))
 
     def command(self, words: Sequence[str], environment: Sequence[tuple[str, str]] = ()) -> str:
         """Return a command as one shell line, in which variables replace the secrets."""
         if not self.is_on:
             return " ".join([*(f"{name}={shell_words([value])}" for name, value in environment), shell_words(words)])
-        self._learn(secrets_of_command(words))
-        return shell_line(redact_words(words, self.secrets), self.pairs(environment))
+        return shell_line(self._words(words), self.pairs(environment))
 
     def command_text(self, command: str) -> str:
         """Return a shell command with secrets removed."""
@@ -132,22 +128,34 @@ class Redaction:
         """
         if not self.is_on:
             return tuple(environment)
-        self._learn(secrets_of_environment(environment))
-        return redact_environment(environment, self.secrets)
-
-    def _learn_from(self, text: str, *, code: bool = False) -> Secrets:
-        if not self.is_on:
-            return Secrets()
         with self._lock:
-            self._secrets = self.secrets.with_secrets_of(text, code=code)
-            return self._secrets
+            return tuple((name, self._secrets.variable(name, value)) for name, value in environment)
 
-    def _stored_values(self) -> Iterator[str]:
+    def _words(self, words: Sequence[str]) -> tuple[str, ...]:
+        with self._lock:
+            return self._secrets.words(words)
+
+    def _stored(self) -> Any:
         if self._file is None:
-            return
+            return None
         directory, file = safe_file(self._file)
         try:
-            values = json.loads(directory.read_whole_file(file, _MAX_BYTES))
+            return json.loads(directory.read_whole_file(file, _MAX_BYTES))
         except (OSError, ValueError, RecursionError):
-            return
-        yield from (value for value in values if isinstance(value, str)) if isinstance(values, list) else ()
+            return None
+
+
+def _common_words(file: Path | None) -> set[str]:
+    """Return words that texts of the run contain for other reasons: the user, the host, and parts of our paths."""
+    words = {socket.gethostname(), socket.gethostname().partition(".")[0]}
+    with suppress(OSError, KeyError, ImportError):
+        words.add(getpass.getuser())
+    for path in (str(file or ""), os.getcwd(), str(Path.home()), os.path.realpath(".")):
+        words.update(_parts(path))
+    return words
+
+
+def _parts(path: str) -> list[str]:
+    """Return the names of directories and files in a path, with and without their suffixes."""
+    names = path.replace("\\", "/").split("/") if "/" in path or path.endswith(".py") else []
+    return [part for name in names for part in (name, name.partition(".")[0])]

@@ -74,7 +74,7 @@ class RunDir:
     def __init__(self, path: Path, *, redact: bool = True, git_diff: bool = False) -> None:
         self.path = path
         self.directory = SafeDirectory(path)
-        self.secrets = path / _SECRETS  # secret values of the environment that programs printed
+        self.secrets = path / _SECRETS  # a hash of each secret, which keeps its number
         self.redaction = Redaction(self.secrets, is_on=redact)
         self.git_diff = git_diff
         self.log = path / "test_execution.log"

@@ -1,0 +1,584 @@
+"""Find the secrets in a text: tokens of known formats, and values that follow a telling name.
+
+One method serves all kinds of text: a telling name, a separator of any known form, and a value with its quotes. The
+time is linear in the text: each pattern matches a limited number of characters after a name or a fixed text.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from urllib.parse import unquote
+
+from nsa_harness.core.secret_commands import passwords_in_text, passwords_in_words
+from nsa_harness.core.secret_formats import provider_patterns
+from nsa_harness.core.secret_names import (
+    Required,
+    full_name,
+    goes_on_as_prose,
+    is_basic_login,
+    is_random,
+    is_reference,
+    is_secret,
+    required_of,
+    words_of,
+)
+
+VARIABLE = "SECRET_"
+_MAX_CHARS = 4096  # characters of one value
+_MAX_KEY_CHARS = 1 << 16  # characters of one private key
+
+
+@dataclass(frozen=True)
+class Found:
+    """A secret in a text: its position, its value, and whether its format alone shows that it is a secret."""
+
+    start: int
+    end: int
+    value: str
+    by_format: bool = False
+
+
+def find_secrets(text: str, *, code: bool = False, typed: bool = False) -> list[Found]:
+    """Return the secrets in a text.
+
+    `code`: the text is source code, so an unquoted word is a name and not a value. `typed`: the text is one argument of
+    a command or the value of an environment variable.
+    """
+    found: list[Found] = []
+    is_plain = True  # whether the text itself is searched, and not only its decoded views
+    for pattern, decode, replaces in _VIEWS:
+        if pattern.search(text):
+            is_plain = is_plain and not replaces
+            plain, positions = _decoded(text, pattern, decode)
+            found += (
+                Found(positions[each.start], positions[each.end - 1] + 1, each.value, each.by_format)
+                for each in _found_in_view(plain, code=code, typed=typed)
+            )
+    found += _found_in_view(text, code=code, typed=typed) if is_plain else ()
+    return [each for each in found if f"${VARIABLE}" not in text[each.start : each.end]]
+
+
+def find_in_words(words: Sequence[str]) -> list[list[Found]]:
+    """Return the secrets in each argument of a command line."""
+    spans = passwords_in_words(words)
+    found = [find_secrets(word, typed=True) for word in words]
+    name = ""
+    for at, word in enumerate(words):
+        required = Required.MIXED if name == "p" else required_of(name, typed=True)
+        if name and not word.startswith("--"):
+            found[at] += _value_of(name, word, required, 0, may_be_url=True)
+        option, equals, right = word.partition("=")
+        if equals and re.fullmatch(r"[\w.:/@+~-]+", option):
+            found[at] += find_in_value(option, right, len(option) + 1)
+        name = word.lstrip("-") if word.startswith("-") and not equals else ""
+    for at, start, end in spans:
+        if end > start and is_secret(words[at][start:end], Required.ANYTHING):
+            found[at].append(Found(start, end, words[at][start:end]))
+    return found
+
+
+def find_in_value(name: str, value: str, start: int = 0, *, typed: bool = True) -> list[Found]:
+    """Return the secret in `value`, as a list of one or none, if the name of the value announces a secret.
+
+    `typed`: the name is that of an option or an environment variable. `start`: the position of the value in its text.
+    """
+    return _value_of(name, value, required_of(name.lstrip("-"), typed=typed), start, may_be_url=typed)
+
+
+def _value_of(name: str, value: str, required: Required | None, start: int, *, may_be_url: bool) -> list[Found]:
+    if required is None:
+        return []
+    login = _LOGIN_PAIR.fullmatch(value) if "auth" in name.lower() else None
+    if login and not login[1].isdigit():
+        return [Found(start + login.start(1), start + login.end(1), login[1])]
+    if is_secret(value, required, may_be_url=may_be_url) or is_basic_login(value):
+        return [Found(start, start + len(value), value)]
+    return []
+
+
+_LOGIN_PAIR = re.compile(r"[^\s:/]{1,128}:([^\s:/]{1,512})")
+
+
+# Views: the text as a person would read it, with the position of each character.
+
+_VIEWS = (
+    (
+        re.compile(r"(?:\x1b|\\x1b|\\u001b|\\033|\\e)(?:\[[0-9;?]{0,32}[A-Za-z]|\][^\x07\n]{0,256}\x07)"),
+        lambda _: "",
+        True,
+    ),
+    (re.compile(r"%(?:3[ADad]|2[26])"), unquote, False),
+    (re.compile(r"&(?:quot|apos|#0?3[49]|#x2[27]|lt|gt|amp|#61|#58);"), html.unescape, False),
+)
+
+
+def _decoded(text: str, pattern: re.Pattern[str], decode: Callable[[str], str]) -> tuple[str, list[int]]:
+    """Return the text with each match of `pattern` decoded, and the position in `text` of each of its characters."""
+    parts, positions, at = [], [], 0
+    for match in pattern.finditer(text):
+        plain = decode(match[0])
+        parts += [text[at : match.start()], plain]
+        positions += [*range(at, match.start()), *[match.start()] * len(plain)]
+        at = match.end()
+    return "".join([*parts, text[at:]]), [*positions, *range(at, len(text))]
+
+
+def _found_in_view(text: str, *, code: bool, typed: bool) -> Iterator[Found]:
+    if _MAY_BE_TOKEN.search(text):
+        yield from _formatted(text)
+    yield from _private_keys(text)
+    yield from _in_addresses(text)
+    yield from _announced(text)
+    yield from _named(text, code=code)
+    if not typed:
+        yield from (Found(start, end, text[start:end]) for start, end in passwords_in_text(text))
+
+
+# Tokens of known formats.
+
+
+_MAY_BE_TOKEN = re.compile(r"[^\s\"']{16}")
+
+
+@cache
+def _patterns() -> tuple[tuple[str, bool, re.Pattern[str]], ...]:
+    """Return, for each pattern of a provider, a text in all its tokens, whether it is the start, and the pattern."""
+    patterns = []
+    for anchor, pattern in provider_patterns():
+        at_start = pattern.startswith((anchor, re.escape(anchor)))
+        begin = "" if at_start else r"(?:(?<![A-Za-z0-9])|(?<=\\[nrt]))"
+        patterns.append((anchor, at_start, re.compile(begin + pattern)))
+    return tuple(patterns)
+
+
+def _formatted(text: str) -> Iterator[Found]:
+    for anchor, at_start, pattern in _patterns():
+        at = text.find(anchor)
+        if at < 0:
+            continue
+        if not at_start:
+            for match in pattern.finditer(text):
+                yield Found(*match.span(match.lastindex or 0), match[match.lastindex or 0], by_format=True)
+            continue
+        while at >= 0:
+            token = pattern.match(text, at) if _begins(text, at) else None
+            if token:
+                yield Found(*token.span(token.lastindex or 0), token[token.lastindex or 0], by_format=True)
+            at = text.find(anchor, token.end() if token else at + len(anchor))
+
+
+def _begins(text: str, at: int) -> bool:
+    return at == 0 or not text[at - 1].isalnum() or text[max(0, at - 2) : at] in ("\\n", "\\t", "\\r")
+
+
+# Private keys, whose lines may have prefixes.
+
+_KEY_BEGIN = re.compile(r"-----BEGIN [A-Z0-9 ]{0,32}PRIVATE KEY(?: BLOCK)?-----")
+_KEY_END = re.compile(r"-----END [A-Z0-9 ]{0,32}PRIVATE KEY(?: BLOCK)?-----")
+_KEY_LINE = re.compile(r"[A-Za-z0-9+/]{16,}={0,2}")
+_KEY_REST = re.compile(r"(?:(?:\\[nr]|[^\n]){0,160}?[A-Za-z0-9+/]{24,100}={0,2}[\"',\\nr|+ \t\r]{0,16}(?:\n|$)){1,200}")
+_ESCAPED_KEY_REST = re.compile(rf"(?:[A-Za-z0-9+/=]|\\{{1,4}}[nr]){{16,{_MAX_KEY_CHARS}}}")
+
+
+def _private_keys(text: str) -> Iterator[Found]:
+    searched_to = 0
+    for match in _KEY_BEGIN.finditer(text):
+        if match.start() < searched_to:
+            continue
+        end_match = _KEY_END.search(text, match.end(), match.end() + _MAX_KEY_CHARS)
+        rest = text.find("\n", match.end(), match.end() + 256) + 1 or match.end()
+        if end_match and not _KEY_BEGIN.search(text, match.end(), end_match.start()):
+            end = end_match.end()
+        else:
+            rest_match = _ESCAPED_KEY_REST.match(text, match.end()) or _KEY_REST.match(text, rest)
+            end = rest_match.end() if rest_match else match.end()
+        searched_to = end
+        yield Found(match.start(), end, text[match.start() : end], by_format=True)
+        body = text[match.end() : end].replace("\\n", "\n ").replace("\\r", "\r ")
+        offset_is_same = len(body) == end - match.end()
+        for line in _KEY_LINE.finditer(body):  # a log may show a line without the others
+            start = match.end() + line.start() if offset_is_same else match.start()
+            if len(line[0]) >= 32:
+                yield Found(start, start + len(line[0]) if offset_is_same else end, line[0], by_format=True)
+
+
+# Addresses.
+
+_HOST = r"(?=[\w.\-\[\]$%{}]{1,253}(?:[:/?#,\s\"'<>)\]\\;&|]|$))"
+_LOGIN = re.compile(
+    rf"://([^\s/?#:\"'<>\0]{{0,256}}):([^\s/?#\"'<>\0]{{1,256}})@{_HOST}"
+    rf"|://([^\s/?#:@\"'<>\0]{{0,256}}):(?![0-9]{{1,5}}/)((?:(?!://)[^\s\"'<>\0]){{1,256}})@{_HOST}"
+    r"|://([^\s/?#:@\"'<>\0]{16,256})@"
+)
+_LOGIN_WITHOUT_SCHEME = re.compile(
+    r"(?<![\w/.:@-])[\w.+-]{1,64}:([^\s:@/\"'<>\0]{6,128})@(?:[\w-]{1,63}\.){1,8}[A-Za-z0-9-]{2,63}(?![\w@])"
+    r"|(?<![\w/.@-])[\w.+-]{1,64}/([^\s:@/\"'<>\0]{4,128})@(?:/{2})?[\w.-]{1,253}:[0-9]{2,5}/\w"
+)
+
+
+def _in_addresses(text: str) -> Iterator[Found]:
+    if "@" not in text:
+        return
+    if "://" in text:
+        for match in _LOGIN.finditer(text):
+            for group in (2, 4, 5):
+                if match[group] and is_secret(match[group], Required.ANYTHING):
+                    yield Found(*match.span(group), match[group], by_format=group == 5)
+            user = 1 if match[1] else 3
+            if match[user] and len(match[user]) >= 16 and (is_random(match[user]) or _is_hex(match[user])):
+                yield Found(*match.span(user), match[user], by_format=True)
+    for match in _LOGIN_WITHOUT_SCHEME.finditer(text):
+        group = match.lastindex or 0
+        if is_secret(match[group], Required.NO_WORD) and not match[group].startswith("sha256"):
+            yield Found(*match.span(group), match[group])
+
+
+def _is_hex(value: str) -> bool:
+    return re.fullmatch("[0-9a-fA-F]{32,}", value) is not None
+
+
+# Values after a fixed text: headers, cookies, and the configuration of tools.
+
+_HEADER = re.compile(
+    r"(?i:authorization)(?:\\{0,3}[\"'])?[ \t]{0,4}[:=,][ \t]{0,4}(?:\\{0,3}[bfr]?[\"'])?"
+    r"(?:(?i:bearer|basic|token|digest|negotiate|ntlm|apikey|api-key|key|oauth|bot|jwt|splunk|sso-key|genie_?key|pat"
+    r"|aws4-hmac-sha256)[ \t=]{1,4})?(?:token=)?\"?(?![\w-]{1,20}=[^=\s])((?:[^\s\"'<>\\,;{}]|,(?=\w)){4,4096})"
+)
+_BEARER = re.compile(r"\b[Bb]earer[ \t]{1,4}([^\s\"'<>\\;{}]{8,4096})")
+_DIGEST = re.compile(r"\bresponse=\\{0,3}\"?([0-9A-Za-z]{16,128})")
+_OAUTH_CODE = re.compile(r"[?&]code=([^\s&\"'<>#]{8,512})")
+_PIPED = re.compile(
+    r"\becho[ ](?:-n[ ])?[\"']?([^\s\"'|]{4,256})[\"']?[ ]{0,4}\|[^\n|]{0,80}"
+    r"(?:sudo[ ]-S|password-stdin|passwd|kinit|with-token)"
+)
+_USER_OPTION = re.compile(
+    r"(?<![\w-])--?(?:user|userpass|login|creds?)[ \t=]{1,4}\\{0,3}[\"']?[^\s:\"'/]{1,64}:([^\s\"'@/:]{5,128})"
+)
+_BASIC = re.compile(r"\b[Bb]asic[ \t]{1,4}([A-Za-z0-9+/]{8,1024}={0,2})")
+_COOKIES = re.compile(r"(?i:cookies?)(?:\\{0,3}[\"'])?[ \t]{0,4}[:=,][ \t]{0,4}(?:\\{0,3}[\"'{])?([^\n\0]{1,4096})")
+_CRUMB = re.compile(
+    r"(?<![\w.-])\\{0,3}[\"']?([\w.$-]{1,64}+)\\{0,3}[\"']?[ \t]{0,2}[=:][ \t]{0,2}\\{0,3}[\"']?"
+    r"((?:[^\s;,\"'\\}]|,(?=\w)){6,2048})"
+)
+_COOKIE_ATTRIBUTES = words_of("path domain expires max-age samesite secure httponly version priority")
+_NETRC = re.compile(
+    r"\b(?:login|user|username)[ \t\n]{1,8}(\S{1,128})[ \t\n]{1,8}(?:password|passwd|pass)[ \t\n]{1,8}(\S{1,512})"
+)
+_PHRASE = re.compile(
+    r"(?i:identified[ ]by(?:[ ]password)?|wandb[ ]login(?:[ ]--?[\w-]{1,16}){0,3}"
+    r"|\bpassw(?:or)?d[ ](?:for|of)[ ]\S{1,64}[ ](?:is|was|:|=)"
+    r"|\bpassw(?:or)?d)[ \t]{1,4}([\"'`]?)([^\s\"'`]{4,512})\1"
+)
+_PGPASS = re.compile(r"^[\w.*-]{1,253}:(?:\d{1,5}|\*):[\w*-]{1,63}:[\w*@.-]{1,63}:(\S{4,256})$", re.MULTILINE)
+_LOGIN_CALL = re.compile(
+    r"\b(?:login|[sg]et_?(?:password|token|secret|api_?key)|authenticate|HTTPBasicAuth|HTTPDigestAuth|BasicAuth|basic_auth"
+    r"|SecretStr|Fernet|Github|Gitlab|HfApi|WebClient"
+    r"|with_(?:token|password|api_?key)|auth[ \t]{0,2}=[ \t]{0,2}|credentials?[ \t]{0,2}=[ \t]{0,2})"
+    r"\(((?:[^()\n\"']{0,64}b?(?:\"[^\"\n]{0,512}\"|'[^'\n]{0,512}')){1,4}),?[ \t]{0,4}\)"
+)
+_LITERAL = re.compile(r"\"([^\"\n]{1,512})\"|'([^'\n]{1,512})'")
+
+
+def _announced(text: str) -> Iterator[Found]:
+    if "uthorization" in text or "UTHORIZATION" in text:
+        for match in _HEADER.finditer(text):
+            if is_secret(match[1], Required.NO_WORD) or is_basic_login(match[1]):
+                yield Found(*match.span(1), match[1])
+    if "earer" in text:
+        for match in _BEARER.finditer(text):
+            value = _cut(match[1])
+            if is_secret(value, Required.NO_WORD):
+                yield Found(match.start(1), match.start(1) + len(value), value)
+    if "asic" in text:
+        yield from (Found(*m.span(1), m[1]) for m in _BASIC.finditer(text) if is_basic_login(m[1]))
+    if "igest" in text:
+        yield from (Found(*m.span(1), m[1]) for m in _DIGEST.finditer(text))
+    for hint, pattern in (("code=", _OAUTH_CODE), ("echo ", _PIPED)):
+        for match in pattern.finditer(text) if hint in text else ():
+            if is_secret(match[1], Required.NO_WORD):
+                yield Found(*match.span(1), match[1])
+    if "-user" in text or "-login" in text or "-cred" in text:
+        for match in _USER_OPTION.finditer(text):
+            if is_secret(match[1], Required.NO_WORD):
+                yield Found(*match.span(1), match[1])
+    if "ookie" in text or "OOKIE" in text:
+        for match in _COOKIES.finditer(text):
+            for crumb in _CRUMB.finditer(text, *match.span(1)):
+                if crumb[1].lower() not in _COOKIE_ATTRIBUTES and is_secret(crumb[2], Required.MIXED):
+                    yield Found(*crumb.span(2), crumb[2])
+    if "login" in text or "user" in text:
+        yield from (Found(*m.span(2), m[2]) for m in _NETRC.finditer(text) if is_secret(m[2], Required.ANYTHING))
+    lower = text.lower()
+    if "identified by" in lower or "wandb login" in lower or "password " in lower or "passwd " in lower:
+        for match in _PHRASE.finditer(text):
+            value = match[2].rstrip(".,;:!?)")
+            if is_secret(value, Required.NO_WORD) and (match[1] or not is_reference(match[2])):
+                yield Found(match.start(2), match.start(2) + len(value), value)
+    if text.count(":") >= 4:
+        yield from (Found(*m.span(1), m[1]) for m in _PGPASS.finditer(text) if is_secret(m[1], Required.NO_WORD))
+    for match in _LOGIN_CALL.finditer(text):
+        *_, literal = _LITERAL.finditer(match[1])
+        group = literal.lastindex or 0
+        start = match.start(1) + literal.start(group)
+        if is_secret(literal[group], Required.NO_WORD):
+            yield Found(start, start + len(literal[group]), literal[group])
+
+
+# Values after a telling name.
+
+_NAME = re.compile(
+    r"(?<![a-z0-9_.\-])[a-z0-9_.\-]*?(?:p(?:ass|w|at|in|hrase|sk)|auth|ke(?:y|nnwort)|token|s(?:ecret|ig|id|ess|alt|as|enha)"
+    r"|c(?:red|ookie|srf|on(?:n|trasena))|webhook|dsn|jwt|bearer|otp|licen[cs]e|xsrf|nonce|mnemonic)[a-z0-9_.\-]*+"
+)
+_LONGEST_NAME = 100
+_QUOTE = r"(?:\\{0,7}[\"'`])"
+# The separators between a name and its value. In this order: the first that matches counts.
+_SEPARATORS = (
+    # {"name": "password", "value": "x"}, and the same in YAML, XML and HTML
+    (
+        "pair",
+        re.compile(
+            rf"{_QUOTE}?[ \t]{{0,4}}[,;]?[ \t]{{0,4}}\r?\n?[ \t\-]{{0,32}}{_QUOTE}?(?:value|default|content|val|data)"
+            rf"{_QUOTE}?[ \t]{{0,4}}[:=][ \t]{{0,4}}",
+            re.IGNORECASE,
+        ),
+    ),
+    # add_argument("--token", help="x", default="y")
+    (
+        "pair",
+        re.compile(rf"{_QUOTE},[^\n()]{{0,120}}?\b(?:default|value|const|envvar_default)[ \t]{{0,2}}=[ \t]{{0,2}}"),
+    ),
+    # name=value, name: value, "name": value, x["name"] = value, name: Type = value
+    (
+        "assigned",
+        re.compile(
+            rf"{_QUOTE}?[ \t]{{0,8}}[\])]{{0,2}}[ \t]{{0,16}}(?:"
+            r":[ \t]{0,4}[A-Za-z_][\w.\[\], |]{0,40}[\w\]][ \t]{0,4}=(?!=)"
+            r"|string[ \t]{0,4}=|===?|!==?|:=|=>|->|\+=|\?=|=|:)(?:[ \t]|\\t){0,16}"
+        ),
+    ),
+    # ("name", "value"), and setenv("name", "value")
+    ("listed", re.compile(rf"{_QUOTE}[ \t]{{0,8}},[ \t]{{0,8}}(?=[bBfFrRuU]?{_QUOTE})")),
+    # <name>value</name>, <item key="name">value</item>, <name>api.key</name><value>x</value>
+    ("assigned", re.compile(r"</[^<>\n]{1,32}>\s{0,32}<(?:value|default|val)>")),
+    ("assigned", re.compile(rf"{_QUOTE}?(?:[ \t][^<>\n]{{0,80}})?>(?=[^<>\s])")),
+)
+_OPTION_SEPARATOR = re.compile(rf"{_QUOTE}?,?(?:[ \t]{{1,8}}|[ \t]{{0,4}}\\?\r?\n[ \t]{{0,16}})")
+_PROSE = re.compile(
+    r"[ \t]{1,4}(?:(?:is|was|are|set to|changed to|equals|provided|used|given|received|value|now|sent|=)"
+    r"[ \t:]{1,4}){0,2}(?=[^\n]|(?<=:)\n)"
+)
+_NEXT_LINE = re.compile(
+    r"(?:[|>][-+]?)?(?:[ \t]{0,8}[\\(])?[ \t]{0,8}\r?\n(?:\[[^\]\n]{1,32}\]:?)?[ \t]{0,32}(?:[+>#-][ \t]{1,8})?"
+)
+_WRAPPER = re.compile(
+    r"(?:[A-Za-z_]\w{0,30}\.){0,3}(?:Secret(?:Str|Bytes)?|str|bytes|String|Some|Optional|Field|field|Value"
+    r"|quote(?:_plus)?|b64decode|b64encode|Variable|encode|NewSecret|Password|SecureString|CONST|var)\("
+    r"(?:[ \t]{0,4}default[ \t]{0,2}=)?[ \t]{0,4}"
+)
+_QUOTED = re.compile(
+    rf"[bBrRfFuU]{{0,2}}(\\{{0,7}})([\"'`])(?!\1\2)((?:(?!\1\2)[^\0\n\\]|(?!\1\2)\\[^\n\0]){{1,{_MAX_CHARS}}})"
+)
+_BRACED = re.compile(r"\{([^{}\n\"']{1,256}(?:\}\}[^{}\n\"']{0,256})*)\}(?=;|$|[\"'\s])")
+_LIST = re.compile(rf"[\[(][ \t\n]{{0,16}}(?:[bru]?{_QUOTE}[^\"'`\\\n]{{1,512}}{_QUOTE}[,\s]{{0,16}}){{1,64}}")
+_ITEM = re.compile(rf"(?<=[\[(,\s])[bru]?{_QUOTE}(?=[^\s,\])])")
+_BARE = re.compile(rf"(?:[^\s\"'`;|<>\\\0]|\\(?![nrtu\"'\\x\s])|(?<=\w)[\"'](?=\w)){{1,{_MAX_CHARS}}}")
+_END_OF_LINE = re.compile(r"[ \t]*(?:\r?\n|$|#)")
+_NEXT_NAME = re.compile(r"[A-Za-z_][\w.-]{0,64}=")
+_NEXT_PAIR = re.compile(r",(?=\s|$|[\w.-]{1,64}[=:])|&(?=[\w.\-\[\]]{1,64}=)")
+_CODE_LINE = re.compile(
+    r"^([ \t|]{0,64})File \"[^\"\n]{1,512}\", line \d+[^\n]{0,256}\n\1[ \t]{1,8}([^\n]{1,512})", re.MULTILINE
+)
+_GETTER = re.compile(r"(?:get|getenv|setdefault|setenv|putenv|setattr|set|pop|environ)\([ \t]{0,4}[bfru]?\\{0,7}[\"']$")
+_LOGIN_ARGUMENT = re.compile(r"(?:login|auth\w{0,16}|connect|[Cc]lient|Session|configure|A[Pp][Ii])\([^()\n]{0,40}$")
+_ENVIRONMENT_COMMAND = re.compile(r"(?:\b(?:ENV|ARG|setenv|setx)|\bset[ \t]+-g?x)[ \t]+$")
+
+
+def _named(text: str, *, code: bool) -> Iterator[Found]:
+    """Yield the values that follow a telling name."""
+    code_lines = [match.span(2) for match in _CODE_LINE.finditer(text)] if 'File "' in text and not code else []
+    starts = [start for start, _ in code_lines]
+    searched_to = 0  # a value is searched once, however many names it contains
+    lower = text.lower()
+    if len(lower) != len(text):  # one letter has a longer lower-case form
+        lower = text.replace("\u0130", "I").lower()
+    for match in _NAME.finditer(lower):
+        if match.start() < searched_to:
+            continue
+        start, end = max(match.start(), match.end() - _LONGEST_NAME), match.end()
+        if start and text[start - 1] == "\\" and text[start] in "nrt":
+            start += 1
+        name = text[start:end].rstrip(".-")
+        end = start + len(name)
+        if required_of(name.lstrip("-")) is None and required_of(name.lstrip("-"), typed=True) is None:
+            continue
+        if text[max(0, start - 2) : start].endswith(("$", "${")) or "arn:" in text[max(0, start - 80) : start]:
+            continue
+        before = text[max(0, start - 48) : start]
+        if before.endswith(" ") and not name.startswith("-"):
+            name = full_name(before[:-1], name)
+        line = bisect_right(starts, start) - 1
+        in_code = code or (line >= 0 and start < code_lines[line][1])
+        for found in _values_after(text, name, before, end, code=in_code):
+            searched_to = max(searched_to, found.end)
+            if found.value:
+                yield found
+
+
+def _values_after(text: str, name: str, before: str, end: int, *, code: bool) -> Iterator[Found]:
+    """Yield the secrets that belong to a name. One without a value is a text that need not be searched again."""
+    is_option = name.startswith("-")
+    name = name.lstrip("-")
+    in_address = before[-1:] in ("?", "&")
+    for kind, separator in _SEPARATORS:
+        match = separator.match(text, end)
+        if match is None:
+            continue
+        is_variable = name.isupper() and ("_" in name or text[end : match.end()] == "=")
+        is_argument = "username" in before or (
+            "(" in before and (_GETTER.search(before) or _LOGIN_ARGUMENT.search(before))
+        )
+        typed = is_option or in_address or is_variable or bool(is_argument)
+        required = required_of(name, typed=typed)
+        if kind == "listed" and not typed and required is not None:
+            required = max(required, Required.NO_WORD)
+        items = _LIST.match(text, match.end()) if kind != "listed" else None
+        starts = [each.start() for each in _ITEM.finditer(text, *items.span())] if items else []
+        values = [
+            _value_at(text, at, name, required, code=code, is_pair=kind != "listed") for at in starts or [match.end()]
+        ]
+        if values[0] and required == Required.ANYTHING and ":" in match[0] and _goes_on_as_phrase(before, name):
+            values[0] = _with_more_words(text, values[0])
+        if any(values):
+            yield from filter(None, values)
+            return
+        if kind == "assigned":
+            break
+    else:
+        match = _OPTION_SEPARATOR.match(text, end)
+        if match and (is_option or _ENVIRONMENT_COMMAND.search(before)):
+            is_quoted = text[match.start()] in "\\\"'`"  # an item of a list, so its value has quotes too
+            required = required_of(name, typed=True)
+            found = _value_at(text, match.end(), name, required, code=is_quoted, is_option=True)
+            if found:
+                yield found
+                return
+        match = _PROSE.match(text, end)
+        required = required_of(name)
+        if match and required is not None and not code:
+            least = Required.NO_WORD if required == Required.ANYTHING else Required.MIXED
+            is_next_name = _NEXT_NAME.match(text, match.end())
+            found = None if is_next_name else _value_at(text, match.end(), name, max(required, least), code=False)
+            if found:
+                yield found
+                return
+    if (required_of(name) or Required.RANDOM) < Required.RANDOM or required_of(name) == Required.ANYTHING:
+        yield from _random_nearby(text, end, code=code)
+
+
+_NEARBY = re.compile(r"[\"'`]([^\s\"'`\\]{7,128})[\"'`]|([A-Za-z0-9+/=_\-.~!@#$%^&*,(]{8,512})")
+_CHECKSUM_NAME = re.compile(r"(?:sha[0-9]{1,3}|md5)[:=-]$", re.IGNORECASE)
+_EMAIL = re.compile(r"[\w.+-]+@[\w.-]+")
+
+
+def _random_nearby(text: str, end: int, *, code: bool) -> Iterator[Found]:
+    """Yield random texts that follow a telling name on the same line."""
+    stop = text.find("\n", end, end + 80)
+    for match in _NEARBY.finditer(text, end, stop if stop >= 0 else end + 160):
+        value, start = match[match.lastindex or 0], match.start(match.lastindex or 0)
+        value = value if match[1] else value.rstrip(".=-!*,(")
+        if _CHECKSUM_NAME.search(text, max(0, start - 8), start):
+            continue
+        has_symbols = re.search("[!#$%^&*~]", value) is not None and not _EMAIL.fullmatch(value)
+        required = Required.MIXED if match[1] or has_symbols else Required.RANDOM
+        if start - end <= 80 and not (code and match[2]) and is_secret(value, required) and not is_reference(value):
+            yield Found(start, start + len(value), value)
+
+
+_PASSPHRASE_NAME = re.compile("phrase|mnemonic", re.IGNORECASE)
+_MORE_WORDS = re.compile(r"(?:[ \t]{1,4}[\w!?.'&@-]{1,32}){1,24}(?=[ \t]{0,16}(?:\r?\n|$|#))")
+
+
+def _goes_on_as_phrase(before: str, name: str) -> bool:
+    """Return whether a value may have several words: that of a passphrase, or of a line of YAML."""
+    return not before.rpartition("\n")[2].strip(" \t-+") or _PASSPHRASE_NAME.search(name) is not None
+
+
+def _with_more_words(text: str, found: Found) -> Found:
+    more = _MORE_WORDS.match(text, found.end) if found.value.isalpha() else None
+    return replace(found, end=more.end(), value=text[found.start : more.end()]) if more else found
+
+
+def _value_at(
+    text: str, at: int, name: str, required: Required | None, *, code: bool,
+    is_pair: bool = True, is_option: bool = False,
+) -> Found | None:  # fmt: skip
+    """Return the secret value that begins at a position, or None if it is no secret."""
+    if required is None:
+        return None
+    if next_line := _NEXT_LINE.match(text, at) if is_pair else None:
+        at, required = next_line.end(), max(required, Required.NO_WORD)
+    may_be_url = any(word in name.lower() for word in ("webhook", "dsn"))
+    if wrapper := _WRAPPER.match(text, at):
+        at = wrapper.end()
+    if quoted := _QUOTED.match(text, at):
+        value = (
+            quoted[3].rstrip("\\")
+            if quoted[3].endswith("\\") and text[quoted.end() : quoted.end() + 1] in "\"'`"
+            else quoted[3]
+        )
+        if value[0] in "),]}":  # the quote ends a text such as "Password: "
+            return None
+        if value == name or (" " in value and goes_on_as_prose(value, "")):
+            return None
+        for found in _value_of(name, value, required, quoted.start(3), may_be_url=may_be_url):
+            return replace(found, value=_without_escapes(found.value))
+        return None
+    if code or wrapper:
+        return None
+    if (braced := _BRACED.match(text, at)) and is_secret(braced[1], required):
+        return Found(*braced.span(1), braced[1])
+    bare = _BARE.match(text, at)
+    if bare is None or (is_option and bare[0].startswith("--")):
+        return None
+    value = _cut(bare[0])
+    if next_line and (not _END_OF_LINE.match(text, bare.end()) or bare[0].endswith(":")):
+        return None
+    rejected = Found(at, bare.end(), "") if bare.end() - at > 64 else None
+    if (
+        (len(value) < 3 and not is_option)
+        or is_reference(bare[0])
+        or is_reference(value)
+        or name.lower().endswith(value.lower())
+        or goes_on_as_prose(value, text[bare.end() : bare.end() + 16])
+    ):
+        return rejected
+    return next(iter(_value_of(name, value, required, at, may_be_url=may_be_url)), rejected)
+
+
+def _cut(value: str) -> str:
+    """Return an unquoted value without what follows it: punctuation, a closing bracket, or the next name."""
+    if next_pair := _NEXT_PAIR.search(value):
+        value = value[: next_pair.start()]
+    opened = 0
+    for at, character in enumerate(value):
+        opened += (character in "([{") - (character in ")]}")
+        if opened < 0:
+            value = value[:at]
+            break
+    return value.rstrip(".,:!?") if not value.endswith("://") else value
+
+
+def _without_escapes(value: str) -> str:
+    if "\\" not in value:
+        return value
+    try:
+        return str(json.loads(f'"{value}"'))
+    except ValueError:
+        return value.replace("\\'", "'")
