@@ -12,7 +12,7 @@ import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, lru_cache
 from urllib.parse import unquote
 
 from nsa_harness.core.secret_commands import passwords_in_text, passwords_in_words
@@ -50,6 +50,11 @@ def find_secrets(text: str, *, code: bool = False, typed: bool = False) -> list[
     `code`: the text is source code, so an unquoted word is a name and not a value. `typed`: the text is one argument of
     a command or the value of an environment variable.
     """
+    search = _find_secrets if len(text) > _MAX_CACHED_CHARS else _cached_secrets
+    return list(search(text, code, typed))
+
+
+def _find_secrets(text: str, code: bool, typed: bool) -> tuple[Found, ...]:
     found: list[Found] = []
     is_plain = True  # whether the text itself is searched, and not only its decoded views
     for pattern, decode, replaces in _VIEWS:
@@ -61,7 +66,11 @@ def find_secrets(text: str, *, code: bool = False, typed: bool = False) -> list[
                 for each in _found_in_view(plain, code=code, typed=typed)
             )
     found += _found_in_view(text, code=code, typed=typed) if is_plain else ()
-    return [each for each in found if f"${VARIABLE}" not in text[each.start : each.end]]
+    return tuple(each for each in found if f"${VARIABLE}" not in text[each.start : each.end])
+
+
+_MAX_CACHED_CHARS = 512  # a document repeats its short texts
+_cached_secrets = lru_cache(maxsize=1 << 15)(_find_secrets)
 
 
 def find_in_words(words: Sequence[str]) -> list[list[Found]]:
