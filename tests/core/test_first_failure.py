@@ -373,6 +373,23 @@ def test_a_key_is_told_with_the_line_that_sets_such_a_key(
     assert found.facts["went_past"] == went_past
 
 
+def test_of_two_ranks_that_wait_for_keys_the_one_that_should_set_the_other_key_is_explained() -> None:
+    inner = frame(2000, file=C10D, function="get")
+    keys = {0: "name", 1: "data/path"}  # rank 1 sets `name`, and rank 0 sets `data/path`
+    waits = [
+        rank_snapshot(
+            rank,
+            inner,
+            frame(40),
+            status_file=board(rank=rank, calls=(call(1, "wait store.get", left_s=None, key=key, elements=0),)),
+        )
+        for rank, key in keys.items()
+    ]
+    found = diagnosed(stalled(*waits, sources=(PUBLISH,))).findings[0]
+    assert (found.code, found.ranks) == ("store_key_missing", (0,))
+    assert (found.facts["waiting_rank"], found.facts["key"]) == (1, "data/path")
+
+
 def test_a_helper_that_sets_a_key_is_told_with_what_turns_its_only_caller_off() -> None:
     calls = Source(
         file=USER,
