@@ -29,11 +29,11 @@ open(f"full.{os.environ['RANK']}", "w").close()
 
 
 @pytest.fixture
-def filled(workspace: Workspace) -> Iterator[Workspace]:
-    """Its reports lie on a disk of 24 MiB, of which a run keeps 8 for its end."""
-    reports = workspace.directory / "reports"
+def filled(request: pytest.FixtureRequest, workspace: Workspace) -> Iterator[Workspace]:
+    """Its reports lie on a small disk: of 24 MiB a run keeps 8 for its end."""
+    reports, size = workspace.directory / "reports", getattr(request, "param", "24m")
     reports.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", str(reports)], check=False)
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(reports)], check=False)
     if mounted.returncode != 0:
         pytest.skip("no file system may be mounted here")
     yield workspace
@@ -72,3 +72,24 @@ def test_a_controller_that_dies_on_a_full_disk_leaves_nothing(filled: Workspace)
     told = filled.harness("report")
     assert (told.outcome["verdict"], told.outcome["cause"]) == ("ERROR", "interrupted")
     assert "its guardian ended the run" in told.outcome["summary"]
+
+
+@pytest.mark.parametrize("filled", [f"{size}k" for size in (60, 100, 150, 300, 700, 1200, 3000)], indirect=True)
+def test_a_run_on_a_disk_with_little_space_is_judged_and_has_a_summary(filled: Workspace) -> None:
+    (filled.directory / "fails.py").write_text("import sys; sys.exit(3)\n")
+    ran = filled.harness("run", "--script", "fails.py", "--ranks", "2")
+    assert "itself failed" not in ran.out + ran.err
+    assert "Traceback" not in ran.out + ran.err
+    assert ran.outcome["verdict"] in ("FAIL", "ERROR")
+    assert (ran.run_dir / "SUMMARY.md").stat().st_size > 0
+    filled.harness("watch", "--quiet", "--out", "next", "--", "true")
+    assert boards(ran.run_dir) == []
+
+
+@pytest.mark.parametrize("filled", ["4k"], indirect=True)
+def test_a_disk_without_space_for_a_run_is_told_in_one_sentence(filled: Workspace) -> None:
+    (filled.directory / "fails.py").write_text("import sys; sys.exit(3)\n")
+    ran = filled.harness("run", "--script", "fails.py", "--ranks", "2")
+    assert (ran.code, ran.out) == (2, "")
+    assert "no space left on device; choose a directory on another disk with --out DIR" in ran.err
+    assert len(ran.err.splitlines()) == 1

@@ -278,12 +278,20 @@ def test_the_fork_server_needs_only_the_standard_library_and_imports_torch_by_na
     "name",
     [
         "harness/nsa_harness/protocol.py",
-        "harness/nsa_harness/supervisor/launch/reaper.py",
+        "harness/nsa_harness/supervisor/storage/safe_directory.py",
         "harness/nsa_harness/supervisor/storage/expressions.py",
     ],
 )
 def test_a_program_of_its_own_needs_only_the_standard_library(name: str) -> None:
-    assert packages(ROOT / name) <= sys.stdlib_module_names
+    assert {module.split(".")[0] for module in top_level(ROOT / name)} <= sys.stdlib_module_names
+
+
+def test_the_guardian_loads_besides_the_standard_library_only_the_door_to_files() -> None:
+    """It starts without site-packages, and in the fork server under another name of the package."""
+    guardian = ROOT / GUARD[1].replace(".", "/").replace("nsa_harness/", "harness/nsa_harness/", 1)
+    ours = {module for module in imported(guardian.with_suffix(".py")) if module.startswith(HARNESS)}
+    assert ours == {"nsa_harness.supervisor.storage.safe_directory"}
+    assert packages(guardian.with_suffix(".py")) - {HARNESS} <= sys.stdlib_module_names
 
 
 @pytest.mark.parametrize("heavy", ["torch", "triton", "flash_attn"])

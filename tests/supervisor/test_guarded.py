@@ -124,6 +124,18 @@ def test_a_guardian_that_is_killed_while_it_ends_the_run_is_followed_by_one_that
     assert found is None or not found.is_alive()
 
 
+@pytest.mark.parametrize("launched", [WAITS], indirect=True)
+def test_a_guardian_that_was_stopped_is_continued(launched: Launched) -> None:
+    guardian = launched.hear("started")["guardian"]
+    launched.prints("here")
+    os.kill(guardian, signal.SIGSTOP)
+    launched.proceed()
+    assert launched.hear("exit")["status"] == 3
+    os.kill(guardian, signal.SIGSTOP)
+    assert left_of(launched.guarded.end(0.1)) == []
+    assert (launched.guarded.replacements, process_identity(guardian)) == (0, None)
+
+
 class Stuck:
     """A guardian that has said all it had to say, and does not get the time to leave."""
 

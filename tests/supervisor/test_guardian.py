@@ -24,8 +24,15 @@ from living import wait_for
 
 from nsa_harness import protocol
 from nsa_harness.supervisor.launch import reaper as program
+from nsa_harness.supervisor.storage.safe_directory import DOCUMENTS_BYTES
 
 PYTHON = [sys.executable, "-I", "-S", "-c"]
+# As the harness starts it: with the standard library only, wherever the package lies.
+REAPER = [
+    *PYTHON,
+    f"import sys; sys.path.append({str(Path(program.__file__).parents[3])!r});"
+    f" from {program.__name__} import main; main()",
+]
 PATIENCE_S = 20.0
 PROMPT = 5_000_000_000  # nanoseconds from the first signal to the end of everything
 
@@ -50,9 +57,7 @@ class Controller:
 
     def __init__(self, home: Path, tag: str, argv: list[str] | None, under: Sequence[str] = (), **order: Any) -> None:
         self.order = self.order_of(home, tag, argv) | order
-        self.process = subprocess.Popen(
-            [*under, sys.executable, "-I", "-S", program.__file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-        )
+        self.process = subprocess.Popen([*under, *REAPER], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self.pending = b""
         self.said: list[dict[str, Any]] = []
         self.send(self.order)
@@ -434,7 +439,7 @@ def test_boards_that_cannot_be_brought_home_are_told_as_trouble(home: Home) -> N
     trouble = controller.hear("trouble")
     assert (trouble["what"], trouble["why"]) == (
         "probe files",
-        f"7.board: File exists; files that could not be copied are in {board.parent}",
+        f"7.board: Not a directory; files that could not be copied are in {board.parent}",
     )
     assert controller.hear("ended")["left"] == []
     assert board.read_bytes() == b"board", "the only one there is"
@@ -455,6 +460,38 @@ def test_boards_that_stayed_are_brought_home_by_the_next_guardian_which_touches_
     assert (home.path / "boards" / "7.board").read_bytes() == b"board"
     assert not Path(controller.order["boards"]).exists()
     assert (home.journal(), (home.path / "interrupted").exists()) == (before, False)
+
+
+@pytest.mark.parametrize("dies", [False, True])
+@pytest.mark.parametrize("place", ["a link", "another folder", "nothing"])
+def test_nothing_is_written_where_the_attempt_no_longer_lies(tmp_path: Path, place: str, dies: bool) -> None:
+    attempt, scratch = tmp_path / "run" / "attempt", tmp_path / "scratch"
+    attempt.mkdir(parents=True)
+    home = Home(attempt)
+    try:
+        controller = home.run(IDLE, boards=str(tmp_path / "memory"))
+        (pid,) = home.wait_ready(1)
+        (tmp_path / "memory" / "7.board").write_bytes(b"board")
+        attempt.rename(scratch)
+        if place == "a link":
+            attempt.symlink_to(scratch)
+        elif place == "another folder":
+            attempt.mkdir()
+        before = {path.name for path in scratch.iterdir()}
+        if dies:
+            controller.die()
+        else:
+            controller.send({"do": "end", "grace_s": 0.3})
+            assert "7.board" in controller.hear("trouble")["why"]
+            assert controller.hear("ended")["left"] == []
+            controller.send({"do": "quit"})
+        assert controller.process.wait(PATIENCE_S) == 0
+        assert not lives(pid)
+        assert {path.name for path in scratch.iterdir()} == before
+        assert place != "another folder" or list(attempt.iterdir()) == []
+        assert not (tmp_path / "memory").exists(), "nobody could ever bring the boards home"
+    finally:
+        home.close()
 
 
 def test_everything_it_says_is_also_in_the_journal(home: Home) -> None:
@@ -489,9 +526,7 @@ def test_when_the_controller_dies_the_run_is_ended_and_called_interrupted(home: 
 
 
 def test_a_controller_that_dies_before_its_order_starts_nothing() -> None:
-    with subprocess.Popen(
-        [sys.executable, "-I", "-S", program.__file__], stdin=subprocess.DEVNULL, stderr=subprocess.PIPE
-    ) as alone:
+    with subprocess.Popen(REAPER, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE) as alone:
         assert alone.stderr is not None
         assert alone.stderr.read().decode().strip() == "the controller exited before it sent its order"
     assert alone.returncode == 1
@@ -599,7 +634,7 @@ child(lambda: None)
 """
 # In place of the kernel, for whoever may start no process of somebody else's: a guardian whose signals are refused.
 REFUSED = """
-import os, runpy, signal, sys
+import os, signal, sys
 send = signal.pidfd_send_signal
 def refused(descriptor, number):
     pid = next(line.split()[1] for line in open(f"/proc/self/fdinfo/{descriptor}") if line.startswith("Pid:"))
@@ -607,7 +642,7 @@ def refused(descriptor, number):
         raise PermissionError(1, "Operation not permitted")
     send(descriptor, number)
 signal.pidfd_send_signal = refused
-runpy.run_path(sys.argv[-1], run_name="__main__")
+exec(sys.argv[-1])
 """
 UNDER = {"root": ["setpriv", "--bounding-set=-kill", "--inh-caps=-kill"], "refused": [*PYTHON, REFUSED]}
 NEEDS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root can start a process of somebody else's")
@@ -678,11 +713,13 @@ class Disk:
     def __init__(self, home: Path) -> None:
         self.home = home
         self.reserve = home / ".reserve"
-        self.reserve.write_bytes(b"room")
+        self.reserve.write_bytes(bytes(2 * DOCUMENTS_BYTES))
         self.open = os.open
 
     def __call__(self, path: Any, flags: int, *rest: Any, **named: Any) -> int:
-        if flags & os.O_CREAT and Path(path).is_relative_to(self.home) and self.reserve.stat().st_size:
+        folder = Path(f"/proc/self/fd/{named['dir_fd']}").readlink() if "dir_fd" in named else Path(path).parent
+        is_full = self.reserve.stat().st_size > DOCUMENTS_BYTES
+        if flags & os.O_CREAT and folder.is_relative_to(self.home) and is_full:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
         return self.open(path, flags, *rest, **named)
 
@@ -708,20 +745,8 @@ def test_on_a_full_disk_the_reserve_gives_room_for_journal_and_boards(
     assert [one["event"] for one in said] == ["full", "ended"]
     assert said[0]["why"] == f"No space left on device: {run / 'boards' / '7.board'}"
     assert (run / "boards" / "7.board").read_bytes() == b"board"
-    assert disk.reserve.stat().st_size == 0
+    assert disk.reserve.stat().st_size == DOCUMENTS_BYTES, "what is left is for the documents"
     assert not (tmp_path / "memory").exists()
-
-
-@pytest.mark.parametrize("second", [os.symlink, os.link])
-def test_a_reserve_that_is_another_file_of_the_users_is_not_emptied(tmp_path: Path, second: Any) -> None:
-    theirs = tmp_path / "theirs"
-    theirs.write_text("kept")
-    second(theirs, tmp_path / ".reserve")
-    assert program._empty_reserve(str(tmp_path / ".reserve")) is False
-    assert theirs.read_text() == "kept"
-    (tmp_path / "own").write_text("room")
-    assert program._empty_reserve(str(tmp_path / "own")) is True
-    assert (tmp_path / "own").stat().st_size == 0
 
 
 def test_a_reserve_that_somebody_else_needed_tells_that_the_disk_was_full(home: Home) -> None:

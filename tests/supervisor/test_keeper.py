@@ -41,7 +41,7 @@ order = {
 }
 watchdog = Watchdog()
 if keeps:
-    watchdog.guard(Path(order["boards"]))
+    order["keeper"] = watchdog.guard(Path(order["boards"]))
 reaper = start_reaper(order)
 started = json.loads(reaper.stdout.readline())
 kept = watchdog._process.pid if keeps else 0
@@ -122,6 +122,43 @@ def test_a_run_whose_controller_and_guardian_are_killed_together_is_ended_by_the
 def test_a_keeper_leaves_to_a_living_guardian_what_is_its_own(run: Run) -> None:
     run.kill(run.controller.pid)
     run.assert_ended()
+
+
+@pytest.mark.parametrize("run", [True], indirect=True)
+def test_a_keeper_continues_a_guardian_that_was_stopped(run: Run) -> None:
+    os.kill(run.reaper, signal.SIGSTOP)
+    run.kill(run.controller.pid)
+    run.assert_ended()
+    wait_for(lambda: not is_alive(run.reaper) and not is_alive(run.watchdog_process), "neither of them stays")
+
+
+@pytest.mark.parametrize("run", [True], indirect=True)
+def test_the_next_start_continues_a_guardian_that_was_stopped_with_its_keeper(run: Run) -> None:
+    os.kill(run.watchdog_process, signal.SIGSTOP)
+    os.kill(run.reaper, signal.SIGSTOP)
+    stopped = lambda: psutil.Process(run.reaper).status() == psutil.STATUS_STOPPED  # noqa: E731
+    wait_for(stopped, "the guardian is stopped")
+    end_orphaned_runs([run.boards])
+    assert stopped(), "its controller lives, and continues it"
+    run.kill(run.controller.pid)
+    assert run.rank_lives()
+    end_orphaned_runs([run.boards])
+    assert not run.boards.exists(), "the start has waited for it"
+    run.assert_ended()
+    wait_for(lambda: not is_alive(run.reaper) and not is_alive(run.watchdog_process), "neither of them stays")
+
+
+@pytest.mark.parametrize("run", [False], indirect=True)
+def test_boards_that_the_next_start_cannot_bring_home_either_are_removed(run: Run) -> None:
+    (run.home / "boards").write_text("a file where the directory should be")
+    run.kill(run.reaper)
+    run.kill(run.controller.pid)
+    end_orphaned_runs([run.boards])
+    assert not run.rank_lives()
+    assert not run.boards.exists()
+    said = [json.loads(line) for line in (run.home / "processes.jsonl").read_text().splitlines()]
+    (trouble,) = (one["why"] for one in said if one["event"] == "trouble")
+    assert trouble == "7.board: Not a directory; files that could not be copied were removed"
 
 
 @pytest.mark.parametrize("run", [True], indirect=True)

@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from nsa_harness.supervisor.storage.rundir import RunDir, append_line, lock_run, write_document
-from nsa_harness.supervisor.storage.safe_directory import BALLAST, SafeDirectory, fill_ballast, write_with_ballast
+from nsa_harness.supervisor.storage.safe_directory import (
+    BALLAST,
+    DOCUMENTS_BYTES,
+    SafeDirectory,
+    fill_ballast,
+    shrink_ballast,
+    write_with_ballast,
+)
 
 
 class Disk:
@@ -20,7 +29,8 @@ class Disk:
         self.write = SafeDirectory._write_atomically
 
     def __call__(self, door: SafeDirectory, path: Path, data: bytes) -> None:
-        if (self.home / BALLAST).stat().st_size:
+        share = 0 if path.parent == self.home else DOCUMENTS_BYTES
+        if (self.home / BALLAST).stat().st_size > share:
             raise OSError(self.number, os.strerror(self.number), str(path))
         self.write(door, path, data)
 
@@ -41,7 +51,8 @@ def test_a_document_gets_the_room_of_the_reserve(
     monkeypatch.setattr(SafeDirectory, "_write_atomically", lambda *words: disk(*words))
     write_document(run / place, "said")
     assert (run / place).read_text() == "said"
-    assert (run / BALLAST).stat().st_size == 0, "it tells that it was needed"
+    share = 0 if place == "SUMMARY.md" else DOCUMENTS_BYTES
+    assert (run / BALLAST).stat().st_size == share, "it tells that it was needed"
 
 
 def test_what_fails_for_another_reason_leaves_the_reserve_alone(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,6 +83,26 @@ def test_a_reserve_for_which_there_is_no_room_is_empty(tmp_path: Path, monkeypat
     monkeypatch.setattr(os, "posix_fallocate", lambda *_: _raise(errno.ENOSPC))
     fill_ballast(tmp_path)
     assert (tmp_path / BALLAST).stat().st_size == 0
+
+
+@pytest.mark.parametrize("second", [os.symlink, os.link])
+def test_a_reserve_that_is_another_file_of_the_users_is_not_emptied(
+    tmp_path: Path, second: Callable[[Path, Path], None]
+) -> None:
+    theirs = tmp_path / "theirs"
+    theirs.write_text("kept")
+    second(theirs, tmp_path / ".reserve")
+    assert shrink_ballast(tmp_path / ".reserve", 0) is False
+    assert theirs.read_text() == "kept"
+    (tmp_path / "own").write_text("room")
+    assert shrink_ballast(tmp_path / "own", 0) is True
+    assert (tmp_path / "own").stat().st_size == 0
+
+
+def test_a_disk_with_little_space_keeps_half_of_it_for_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "fstatvfs", lambda _: SimpleNamespace(f_bavail=15, f_frsize=4096))
+    fill_ballast(tmp_path)
+    assert (tmp_path / BALLAST).stat().st_size == 15 * 4096 // 2
 
 
 def test_a_run_that_is_over_keeps_none(run: Path) -> None:

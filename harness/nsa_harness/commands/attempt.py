@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
+from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.evidence.live import FirstSnapshot, Progress
 from nsa_harness.core.plan import Launcher, RunSpec
 from nsa_harness.core.redaction import where_to_set
@@ -22,10 +23,11 @@ from nsa_harness.supervisor.launch.launcher import LaunchedRun, command_line, la
 from nsa_harness.supervisor.launch.machine import describe
 from nsa_harness.supervisor.storage.logs import limit_logs
 from nsa_harness.supervisor.storage.record import write_spec
-from nsa_harness.supervisor.storage.rundir import SPEC, AttemptDir, append_line, write_document
-from nsa_harness.supervisor.storage.safe_directory import fill_ballast, is_disk_full
+from nsa_harness.supervisor.storage.rundir import SPEC, AttemptDir
+from nsa_harness.supervisor.storage.safe_directory import SafeDirectory, fill_ballast, is_disk_full
 
 _GRACE_S = 1.0  # time between SIGTERM and SIGKILL
+_LOST = "{}, the directory of this attempt, was removed or replaced, or cannot be accessed, so nothing was judged"
 _STARTUP_PHASES = {"none", "start", "imported", "init"}
 
 Notify = Callable[[Callable[[Listener], None]], object]  # calls the given function for every listener
@@ -74,18 +76,29 @@ def run_one(
         audience = AttemptAudience(name=attempt.path.name, notify=notify)
         with limit_logs(attempt):
             _follow(guarded_run, spec, attempt, audience, interruption, should_stop)
+        if not attempt.directory.is_in_place(attempt.path):
+            raise FileNotFoundError(attempt.path)
         from nsa_harness.commands.judge import judge_attempt
 
         return judge_attempt(attempt, spec, facts.host, number)
     except Exception as error:
-        with suppress(OSError):
-            attempt.directory.append(log, attempt.redaction.text(traceback.format_exc()))
+        cause, reason = _failure(error, attempt, log)
+        if cause is Cause.HARNESS_ERROR:
+            with suppress(OSError):
+                attempt.directory.append(log, attempt.redaction.text(traceback.format_exc()))
         from nsa_harness.core.outcome.outcome import unjudged_outcome
 
-        reason = f"{type(error).__name__}: {error}; see {log.name}"
-        disk_full = is_disk_full(error)
-        outcome = unjudged_outcome(spec, attempt=number, directory=attempt.path.name, error=reason, disk_full=disk_full)
+        outcome = unjudged_outcome(spec, attempt=number, directory=attempt.path.name, error=reason, cause=cause)
         return attempt.redaction.value(outcome)
+
+
+def _failure(error: Exception, attempt: AttemptDir, log: Path) -> tuple[Cause, str]:
+    """Return the cause and the sentence for an attempt that `error` kept from being judged."""
+    if is_disk_full(error):
+        return Cause.DISK_FULL, f"the disk of {attempt.path} is full, so the attempt could not be judged"
+    if not attempt.directory.is_in_place(attempt.path):
+        return Cause.ATTEMPT_DIRECTORY_LOST, _LOST.format(attempt.path)
+    return Cause.HARNESS_ERROR, f"{type(error).__name__}: {error}; see {log.name}"
 
 
 def _follow(
@@ -114,12 +127,12 @@ def _follow(
         with interruption.watching():
             watch.run()
     except KeyboardInterrupt:
-        append_line(attempt.watch, {"event": "ending", "ending": "interrupted"})
+        attempt.append_record(attempt.watch, {"event": "ending", "ending": "interrupted"})
     finally:
         events = guarded_run.end(_GRACE_S if interruption.count < 2 else 0.0)
         if not any(event["event"] == "ended" for event in events):
             reason = "the reaper did not report that every process of the run has ended"
-            append_line(attempt.watch, {"event": "trouble", "what": "guardian", "why": reason, "rank": None})
+            attempt.append_record(attempt.watch, {"event": "trouble", "what": "guardian", "why": reason, "rank": None})
 
 
 def prepare(attempt: AttemptDir, spec: RunSpec, facts: MachineFacts) -> None:
@@ -128,7 +141,9 @@ def prepare(attempt: AttemptDir, spec: RunSpec, facts: MachineFacts) -> None:
     Raises FileExistsError if the attempt was started before.
     """
     # A run that was killed before it wrote the spec has left an empty directory, which can be used.
-    attempt.path.mkdir(parents=True, exist_ok=True)
+    attempt.path.parent.mkdir(parents=True, exist_ok=True)
+    SafeDirectory(attempt.path.parent).make_directory(attempt.path)
+    attempt.directory.pin(attempt.path)
     fill_ballast(attempt.path.parent)
     if attempt.directory.exists(attempt.spec):
         raise FileExistsError(f"{attempt.path} already contains an attempt")
@@ -136,9 +151,9 @@ def prepare(attempt: AttemptDir, spec: RunSpec, facts: MachineFacts) -> None:
     attempt.redaction.learn_launch(spec)
     attempt.redaction.suspect_environment(os.environ)
     command = attempt.redaction.command(command_line(spec, sys.executable, None), spec.env)
-    write_document(attempt.command, "".join(f"{line}\n" for line in (*where_to_set(command, SPEC), command)))
+    attempt.directory.write(attempt.command, "".join(f"{line}\n" for line in (*where_to_set(command, SPEC), command)))
     environment = describe(replace(spec, env=attempt.redaction.pairs(spec.env)), facts, git_diff=attempt.git_diff)
-    write_document(attempt.env, json.dumps(attempt.redaction.value(environment), indent=1) + "\n")
+    attempt.directory.write(attempt.env, json.dumps(attempt.redaction.value(environment), indent=1) + "\n")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,16 @@ from nsa_harness.core.experiment.diagnostic_rerun import Change, next_change, wi
 from nsa_harness.core.experiment.repeats import with_flakiness
 from nsa_harness.core.plan import MAX_RANKS, RunSpec, Skip
 from nsa_harness.core.report import MachineFacts, Outcome
-from nsa_harness.core.schedule import ONCE, Load, Policy, Room, failed_enough, first_that_fits, needs_another_attempt
+from nsa_harness.core.schedule import (
+    ONCE,
+    Load,
+    Policy,
+    Room,
+    failed_enough,
+    first_that_fits,
+    is_interrupted,
+    needs_another_attempt,
+)
 from nsa_harness.subject.playbook import second_runs
 from nsa_harness.supervisor.launch.machine import memory_bytes
 from nsa_harness.supervisor.storage.rundir import RunOptions
@@ -46,6 +55,8 @@ class Execution:
     session: Session
     request: RunRequest
     attempts: dict[str, list[Outcome]] = field(default_factory=dict)  # by scenario name
+    # Attempts of an earlier session that were interrupted. They are made again, so the policy does not count them.
+    cut_short: tuple[Outcome, ...] = ()
 
     def outcomes_after(self, before: Sequence[Outcome]) -> list[Outcome]:
         """Launch the attempts that are still missing, and return the outcomes of all attempts.
@@ -66,6 +77,7 @@ class Execution:
         """Store the attempts made by an earlier session, so that they are not launched again."""
         names = [*(spec.scenario for spec in self.request.specs), *(outcome.spec.scenario for outcome in before)]
         self.attempts = {name: [] for name in names}
+        self.cut_short = tuple(filter(is_interrupted, before))
         for outcome in sorted(before, key=lambda outcome: outcome.attempt):
             self.attempts[outcome.spec.scenario].append(outcome)
 
@@ -144,10 +156,15 @@ class Execution:
         self.session.announce(outcome)
 
     def _wanted(self, spec: RunSpec) -> bool:
-        return needs_another_attempt(self.request.policy, self.attempts[spec.scenario])
+        return needs_another_attempt(self.request.policy, self._counted(self.attempts[spec.scenario]))
+
+    def _counted(self, attempts: Sequence[Outcome]) -> list[Outcome]:
+        return [attempt for attempt in attempts if attempt not in self.cut_short]
 
     def _must_stop(self) -> bool:
-        return self.session.interrupted or failed_enough(self.request.policy, self.attempts.values())
+        return self.session.interrupted or failed_enough(
+            self.request.policy, map(self._counted, self.attempts.values())
+        )
 
     def _room(self, jobs: int | None) -> Room:
         # If the user chose the number of jobs, the cores do not limit it.

@@ -17,7 +17,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 from nsa_harness import __version__
 from nsa_harness.commands.attempt import ShouldStop, run_one
@@ -29,7 +29,7 @@ from nsa_harness.core.experiment.repeats import with_flakiness
 from nsa_harness.core.plan import RunSpec, Skip
 from nsa_harness.core.report import MachineFacts, Outcome, Report
 from nsa_harness.core.schedule import ONCE, Policy, free_devices
-from nsa_harness.errors import HarnessError
+from nsa_harness.errors import UsageError
 from nsa_harness.render.events import SCHEMA, Events
 from nsa_harness.render.experiments.live import ExperimentScreen
 from nsa_harness.render.listener import Broadcast, Listener
@@ -47,6 +47,7 @@ from nsa_harness.texts.sentences import with_words
 if TYPE_CHECKING:
     from nsa_harness.core.search.report import BisectReport
 
+_REMOVED = "the directory of this run was removed while the run was in progress, so no report could be written"
 INTERRUPTED = 130  # exit code after Ctrl-C or SIGTERM
 
 
@@ -131,8 +132,14 @@ class Session:
             plan=self.record.plan if plan is None else tuple(plan),
             was_interrupted=self.interrupted if was_interrupted is None else was_interrupted,
         )
-        write_record(self.run, self.record)
         report = report_of(self.run, self.record, outcomes)
+        try:
+            write_record(self.run, self.record)
+        except OSError as error:
+            if not self.run.path.is_dir():
+                print(f"{self.run.path}: {_REMOVED}", file=sys.stderr)
+                return report
+            print(f"{self.run.record.name} could not be written: {error.strerror or error}", file=sys.stderr)
         write_report(self.run, report, search)
         return report
 
@@ -172,7 +179,13 @@ def session(
         command=options.command, harness=__version__, machine=facts or machine_facts(), controller=os.getpid(),
         plan=tuple(plan), policy=policy, jobs=jobs, probe=options.probe, deepen=deepen, plan_text=plan_file,
     )  # fmt: skip
-    write_record(run, record)
+    try:
+        write_record(run, record)
+    except OSError as error:
+        reason = (error.strerror or type(error).__name__).lower()
+        raise UsageError(
+            f"cannot write to {run.path}: {reason}; choose a directory on another disk with --out DIR"
+        ) from None
     with ExitStack() as stack:
         if isinstance(screen, ExperimentScreen):
             stack.callback(_log_trouble, screen, run)
@@ -278,8 +291,8 @@ def listeners(options: RunOptions, run: RunDir, screen: Listener | None) -> Iter
     began = time.monotonic()
     with (
         _redacted_at_the_end(run),
-        run.directory.open_for_append(run.log) as log,
-        run.directory.open_for_append(run.events) as events,
+        closing_on_full_disk(run.directory.open_for_append(run.log)) as log,
+        closing_on_full_disk(run.directory.open_for_append(run.events)) as events,
     ):
         clock = lambda: time.monotonic() - began  # noqa: E731
         listeners: list[Listener] = [
@@ -297,6 +310,16 @@ def listeners(options: RunOptions, run: RunDir, screen: Listener | None) -> Iter
 
 
 @contextmanager
+def closing_on_full_disk(file: TextIO) -> Iterator[TextIO]:
+    """Close a log at the end of the `with` block. Lines for which the disk has no space are lost."""
+    try:
+        yield file
+    finally:
+        with suppress(OSError):
+            file.close()
+
+
+@contextmanager
 def _redacted_at_the_end(run: RunDir) -> Iterator[None]:
     """Remove secrets from all files of the run at the end of the `with` block.
 
@@ -305,7 +328,8 @@ def _redacted_at_the_end(run: RunDir) -> Iterator[None]:
     try:
         yield
     finally:
-        redact_run(run)
+        with suppress(OSError):
+            redact_run(run)
 
 
 def _terminal(options: RunOptions) -> Terminal:

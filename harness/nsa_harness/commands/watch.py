@@ -60,7 +60,6 @@ from nsa_harness.supervisor.storage.rundir import (
     AttemptDir,
     RunDir,
     RunOptions,
-    append_line,
     create_run,
     lock_run,
     working_directory,
@@ -251,7 +250,9 @@ class WatchSession:
 
         def report_failure(reason: str) -> None:
             option = self.run.redaction.text(f"--on-hang=exec {self.request.hook}")
-            append_line(observation.attempt.watch, {"event": "trouble", "what": option, "why": reason, "rank": None})
+            observation.attempt.append_record(
+                observation.attempt.watch, {"event": "trouble", "what": option, "why": reason, "rank": None}
+            )
             self.output.print_line(f"{option}: {reason}")
 
         hook = Hook(command=self.request.hook, document=observation.attempt.verdict, on_failure=report_failure)

@@ -23,8 +23,8 @@ ONCE = Policy()
 
 
 def needs_another_attempt(policy: Policy, attempts: Sequence[Outcome]) -> bool:
-    """Return whether a scenario must be run again. Interrupted attempts and diagnostic reruns are not counted."""
-    counted_attempts = [attempt for attempt in repetitions(attempts) if not is_interrupted(attempt)]
+    """Return whether a scenario must be run again. Every attempt counts, except for diagnostic reruns."""
+    counted_attempts = repetitions(attempts)
     if len(counted_attempts) < policy.repeat:
         return True
     return len(counted_attempts) < policy.repeat + policy.retries and not is_as_expected(counted_attempts[-1])

@@ -17,6 +17,7 @@ import select
 import signal
 import socket
 import sys
+from pathlib import Path
 from typing import Any
 
 from ..supervisor.launch import reaper
@@ -58,7 +59,8 @@ class ForkedReaper(reaper.Reaper):
         os.setsid()
         if self.order["umask"] >= 0:
             os.umask(self.order["umask"])
-        output = os.open(self.order["output"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        with self.directory.open_for_append(Path(self.order["output"])) as file:
+            output = os.dup(file.fileno())
         _replace_streams(os.open(os.devnull, os.O_RDONLY), output, output)
 
 

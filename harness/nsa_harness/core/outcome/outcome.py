@@ -555,10 +555,9 @@ def skipped_outcome(skip: Skip) -> Outcome:
 
 
 def unjudged_outcome(
-    spec: RunSpec | Skip, *, attempt: int, directory: str, error: str, disk_full: bool = False
+    spec: RunSpec | Skip, *, attempt: int, directory: str, error: str, cause: Cause = Cause.HARNESS_ERROR
 ) -> Outcome:
-    """Return an outcome with the verdict ERROR, for a run during which nsa-harness itself failed."""
-    cause = Cause.DISK_FULL if disk_full else Cause.HARNESS_ERROR
+    """Return an outcome with the verdict ERROR, for an attempt that could not be judged because of `error`."""
     verdict = Verdict(status=Status.ERROR, kind=None, cause=cause, summary=error)
     spec_summary = SpecSummary(scenario=spec.scenario, about=spec.about)
     if isinstance(spec, RunSpec):

@@ -50,8 +50,8 @@ def write_documents(
     """
     report = replace(report, files=tuple(_collected_files(run, report)))
     documents: list[tuple[Path, Callable[[], str]]] = [
+        (run.summary, lambda: summary_md(report, playbook)),  # first, because on a full disk the last ones are lost
         (run.report, lambda: to_json(report, playbook)),
-        (run.summary, lambda: summary_md(report, playbook, claim)),
         (run.junit, lambda: junit_xml(report)),
         (run.sarif, lambda: sarif(report, _checkout(run))),
         (run.html, lambda: report_html(report, playbook, search, claim)),

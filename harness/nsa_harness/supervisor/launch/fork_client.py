@@ -37,7 +37,7 @@ from nsa_harness.supervisor.launch.launcher import (
     shared_environment,
 )
 from nsa_harness.supervisor.launch.watchdog import send_order
-from nsa_harness.supervisor.storage.rundir import AttemptDir, append_line
+from nsa_harness.supervisor.storage.rundir import AttemptDir
 
 _SERVER = Path(__file__).resolve().parents[2] / "fork_server" / "server.py"
 _ENV_RESERVE = "_NSA_HARNESS_ROOM"
@@ -267,7 +267,7 @@ class ForkServer:
         try:
             return launch(spec, attempt, probe, devices, lambda order: self._start(spec, order))
         except CannotFork as error:
-            append_line(
+            attempt.append_record(
                 attempt.watch, {"event": "trouble", "what": "fork", "why": f"launched without forking: {error}"}
             )
             return launch(spec, attempt, probe, devices)

@@ -24,7 +24,7 @@ from nsa_harness.subject.files import IN_CHECKOUT
 from nsa_harness.supervisor.launch.machine import visible_devices_value
 from nsa_harness.supervisor.launch.reaper import ProcessIdentity, process_identity
 from nsa_harness.supervisor.launch.umask import program_umask
-from nsa_harness.supervisor.launch.watchdog import Watchdog, end_orphaned_runs, start_reaper
+from nsa_harness.supervisor.launch.watchdog import Watchdog, end_orphaned_runs, read_owner, start_reaper
 from nsa_harness.supervisor.storage.rundir import AttemptDir
 
 _PACKAGE = Path(__file__).resolve().parents[2]
@@ -124,6 +124,7 @@ class LaunchedRun:
     # pid -> the command to watch this process, which a new reaper must also get
     watch_commands: dict[int, dict[str, Any]] = field(default_factory=dict)
     replacements: int = 0
+    reaper_process: ProcessIdentity | None = None
 
     def events(self, wait_s: float) -> list[dict[str, Any]]:
         """Return the new messages from the reaper, after waiting at most `wait_s` seconds for the first one."""
@@ -131,6 +132,7 @@ class LaunchedRun:
         assert out is not None
         ready, _, _ = select.select([out], [], [], wait_s)
         if not ready:
+            self.continue_reaper()
             return []
         chunk = os.read(out.fileno(), 1 << 16)
         if not chunk:
@@ -141,6 +143,14 @@ class LaunchedRun:
         for event in events:
             self._receive(event)
         return events
+
+    def continue_reaper(self) -> None:
+        """Continue the reaper if a signal, such as SIGSTOP, has stopped it."""
+        if self.reaper_process is None or not self.reaper_process.is_alive():
+            owner = read_owner(self.probe_dir)
+            self.reaper_process = owner.reaper if owner else None
+        if self.reaper_process is not None:
+            self.reaper_process.continue_if_stopped()
 
     def send_command(self, **command: Any) -> None:
         """Send a command to the reaper.
@@ -176,8 +186,12 @@ class LaunchedRun:
                 break
         self.send_command(do="quit")
         # The reaper has nothing left to do, but on a busy machine its exit may take a while.
-        with suppress(subprocess.TimeoutExpired):
-            self.reaper.wait(timeout=_LEAVE_S)
+        deadline = time.monotonic() + _LEAVE_S
+        while time.monotonic() < deadline:
+            with suppress(subprocess.TimeoutExpired):
+                self.reaper.wait(timeout=1.0)
+                break
+            self.continue_reaper()
         return messages
 
     def _send(self, command: dict[str, Any]) -> None:
@@ -252,9 +266,10 @@ def launch(
         "interrupted": str(attempt.interruption_note.resolve()),
         "reserve": str(attempt.ballast_file.resolve()),
         "controller": this_process(),
+        "keeper": WATCHDOG.guard(probe_dir),
+        "folder": attempt.directory.pin(attempt.path),
     }
     _adopt_orphans()
-    WATCHDOG.guard(probe_dir)
     origin_ns = time.monotonic_ns()
     return LaunchedRun(
         reaper=start(order) if start else start_reaper(order),

@@ -1,21 +1,23 @@
 """A process (the "reaper") that starts the launcher of a run and, when the run is over, ends all remaining processes.
 
-The controller is the nsa-harness command that watches the run. The reaper is a separate program (standard library only,
-no imports of this package): it must start in milliseconds and must not die with the controller. It runs in its own
-session as a child subreaper, so every orphaned process of the run becomes its child. The controller writes JSON lines
-to the reaper's standard input. When this input closes, the controller is dead.
+The controller is the nsa-harness command that watches the run. The reaper is a separate program that loads only the
+standard library: it must start in milliseconds and must not die with the controller. It runs in its own session as a
+child subreaper, so every orphaned process of the run becomes its child. The controller writes JSON lines to the
+reaper's standard input. When this input closes, the controller is dead.
 
 The reaper ends processes first and writes records afterwards. If it may not signal a process, or cannot read or write a
 file, it reports this and continues. Stored records and orders call the reaper "guardian".
 
     in    {"argv", "env", "cwd", "umask", "tag", "output", "boards", "keep", "journal", "interrupted", "reserve",
-          "controller"}
+          "controller", "keeper", "folder"}
           {"do": "watch", "pid": 7, "started": 123, "rank": 0}   {"do": "end", "grace_s": 1.0}   {"do": "quit"}
     out   {"event": "started" | "failed" | "exit" | "signal" | "full" | "ended", "t_ns": ..., ...}, also appended to the
           journal
 
 If a reaper replaces a killed reaper, its order has no argv, and "launcher" is the process that the killed reaper had
-started, if any. "over" means that the run has ended, and that only some probe files are left to be moved.
+started, if any. "over" means that the run has ended, and that only some probe files are left to be moved. "last"
+means that nobody will try again to move them, so they are removed if they cannot be moved. "folder" is the device and
+inode of the attempt's directory; if another directory or a link has taken its place, nothing is written.
 """
 
 from __future__ import annotations
@@ -40,12 +42,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..storage.safe_directory import DOCUMENTS_BYTES, SafeDirectory, is_disk_full, shrink_ballast
+
 _PR_SET_CHILD_SUBREAPER = 36
 _POLL_S = 1.0
 _SETTLE_S = 0.3  # a launcher's helper processes, such as the resource tracker, exit within this time after it
 _KILL_LIMIT_S = 3.0  # a process that is still alive this long after SIGKILL is stuck in the kernel
 _STATE, _PARENT, _START_TICKS, _EXIT_CODE = 0, 1, 19, 49  # fields of /proc/PID/stat after the command's closing bracket
-_FULL = (errno.ENOSPC, errno.EDQUOT)
 _FULL_BYTES = 1 << 20  # the disk counts as full if less space is free
 # linux/pidfd.h: since Linux 6.15, a pidfd returns the wait status of its process, even after another process has reaped
 # the process. The structure has the requested and returned fields, the control group, ids, and the wait status.
@@ -64,6 +67,14 @@ class ProcessIdentity:
     def is_alive(self) -> bool:
         fields = _stat(self.pid)
         return fields is not None and fields[_STATE] not in "ZX" and int(fields[_START_TICKS]) == self.start_ticks
+
+    def continue_if_stopped(self) -> bool:
+        """Continue this process if a signal, such as SIGSTOP, has stopped it. Return whether it was stopped."""
+        fields = _stat(self.pid)
+        is_stopped = fields is not None and fields[_STATE] == "T"
+        if is_stopped:
+            self.send_signal(signal.SIGCONT)
+        return is_stopped
 
     def send_signal(self, number: int) -> OSError | None:
         """Send a signal to this process, but never to another process that has reused its pid.
@@ -116,10 +127,21 @@ class Reaper:
         self.updated_s = 0.0
         self.is_run_over = False  # no process of the run is left, but some probe files could not be moved
         self.unsignalled: dict[ProcessIdentity, str] = {}  # processes that may not be signalled -> reason
-        self.journal: int | None = None
+        self.journal: int | None = None  # no file object, which a forked launcher would inherit, and close
         self.unwritten = b""  # lines for the journal
         self.unsent = b""  # lines for the controller
         self.has_full_disk = False
+        self.open_attempt()
+
+    def open_attempt(self) -> None:
+        """Remember the directory of the attempt, so that nothing is written to another directory or through a link."""
+        self.attempt = Path(self.order["keep"]).parent
+        self.directory = SafeDirectory(self.attempt.parent)
+        if "folder" in self.order:
+            self.directory.pinned[self.attempt] = tuple(self.order["folder"])
+        else:
+            with contextlib.suppress(OSError):
+                self.order["folder"] = self.directory.pin(self.attempt)
 
     def serve(self) -> None:
         """Run the loop of the reaper until the controller sends "quit" or has exited."""
@@ -186,28 +208,30 @@ class Reaper:
         The watchdog and later commands end the run only if both processes are dead.
         """
         launcher = process_identity(self.launcher_pid) if self.launcher_pid else None
-        stored_keys = ("tag", "boards", "keep", "journal", "interrupted", "reserve")
+        stored_keys = ("tag", "boards", "keep", "journal", "interrupted", "reserve", "keeper", "folder")
         owner = {
             "machine": this_machine(),
             "controller": self.order.get("controller"),
-            "guardian": _identity_pair(process_identity(os.getpid())),
+            "guardian": identity_pair(process_identity(os.getpid())),
             "module": self.module,
             "order": {
                 **{name: self.order[name] for name in stored_keys if name in self.order},
                 "argv": None,
-                "launcher": None if self.is_run_over else _identity_pair(launcher) or self.order.get("launcher"),
+                "launcher": None if self.is_run_over else identity_pair(launcher) or self.order.get("launcher"),
                 "known": sorted([process.pid, process.start_ticks] for process in self.known_processes),
                 "over": self.is_run_over,
             },
         }
         try:
-            _write_atomically(Path(self.order["boards"]) / OWNER, json.dumps(owner).encode())
+            probe_dir = Path(self.order["boards"])
+            with SafeDirectory(probe_dir).replace_file(probe_dir / OWNER) as file:
+                file.write(json.dumps(owner).encode())
         except OSError as error:
             self.report("trouble", what="probe files", why=f"their owner could not be recorded: {error}")
 
     def spawn(self) -> int:
         """Start the launcher in its own session and return its pid."""
-        with open(self.order["output"], "ab") as output:
+        with self.directory.open_for_append(Path(self.order["output"])) as output:
             child = subprocess.Popen(
                 self.order["argv"],
                 stdin=subprocess.DEVNULL,
@@ -375,19 +399,25 @@ class Reaper:
         """Move the instrumentation's files from memory to the run's directory.
 
         If some files could not be moved, `is_run_over` is stored for a later reaper. It says whether no process of the
-        run is left.
+        run is left. The files are removed if no later reaper could move them either.
         """
-        probe_dir = Path(self.order["boards"])
+        if keeper := self.order.get("keeper"):
+            ProcessIdentity(*keeper).continue_if_stopped()
         if self.copy_probe_files(remove=True):
             with contextlib.suppress(OSError):
-                (probe_dir / OWNER).unlink(missing_ok=True)
-                probe_dir.rmdir()
+                self._remove_probe_directory()
         else:
             self.is_run_over = is_run_over
             self.write_owner()
 
+    def _remove_probe_directory(self) -> None:
+        probe_dir = Path(self.order["boards"])
+        for file in (*_probe_files(probe_dir), probe_dir / OWNER):
+            file.unlink(missing_ok=True)
+        probe_dir.rmdir()
+
     def copy_probe_files(self, *, remove: bool = False) -> bool:
-        """Copy the instrumentation's files to the run's directory. Return whether all of them were copied.
+        """Copy the instrumentation's files to the run's directory. Return whether no file is left to be copied.
 
         `remove`: delete each file after it has been copied.
         """
@@ -397,7 +427,7 @@ class Reaper:
             try:
                 if stat.S_ISREG(file.lstat().st_mode):  # the socket of a rank's worker server cannot be copied
                     self._write_with_reserve(
-                        target_dir / file.name, functools.partial(_copy_verified, file, target_dir / file.name)
+                        target_dir / file.name, functools.partial(self._copy_verified, file, target_dir / file.name)
                     )
             except OSError as error:
                 if os.path.lexists(file):  # otherwise its process has just renamed or removed it
@@ -406,14 +436,24 @@ class Reaper:
             if remove:
                 with contextlib.suppress(OSError):
                     file.unlink()
+        is_last = remove and (self.order.get("last") or not self.directory.is_in_place(self.attempt))
         if failures:
             more = f" and {len(failures) - 1} more" if len(failures) > 1 else ""
+            rest = "were removed" if is_last else f"are in {probe_dir}"
             self.report(
-                "trouble",
-                what="probe files",
-                why=f"{failures[0]}{more}; files that could not be copied are in {probe_dir}",
+                "trouble", what="probe files", why=f"{failures[0]}{more}; files that could not be copied {rest}"
             )
-        return not failures
+        return not failures or is_last
+
+    def _copy_verified(self, file: Path, target: Path) -> None:
+        """Copy a file, and check that the copy is identical. Raise OSError if it is not, or if copying fails."""
+        self.directory.make_directory(target.parent)
+        with SafeDirectory(file.parent).open_file(file) as original:
+            data = original.read()
+        self._write_file(target, data)
+        with self.directory.open_file(target) as copy:
+            if copy.read() != data:
+                raise OSError(errno.EIO, "the copy differs from the original")
 
     # A dead controller.
 
@@ -428,9 +468,13 @@ class Reaper:
         notice = Path(self.order["interrupted"])
         text = f"nsa-harness was killed; its reaper process {result}\n".encode()
         with contextlib.suppress(OSError):  # the journal contains this event as well
-            self._write_with_reserve(notice, lambda: notice.write_bytes(text))
+            self._write_with_reserve(notice, functools.partial(self._write_file, notice, text))
         with contextlib.suppress(OSError):
             os.unlink(self.order.get("reserve", ""))
+
+    def _write_file(self, path: Path, data: bytes) -> None:
+        with self.directory.replace_file(path) as file:
+            file.write(data)
 
     # Records.
 
@@ -449,16 +493,16 @@ class Reaper:
         """Write the recorded events to the journal and to the controller."""
         if not self.unwritten:
             return
-        journal = Path(self.order["journal"])
         with contextlib.suppress(OSError):
-            self._write_with_reserve(journal, self._append)
+            self._write_with_reserve(Path(self.order["journal"]), self._append)
         lines, self.unsent = self.unsent, b""
         with contextlib.suppress(OSError):
             os.write(1, lines)
 
     def _append(self) -> None:
         if self.journal is None:
-            self.journal = os.open(self.order["journal"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+            with self.directory.open_for_append(Path(self.order["journal"])) as journal:
+                self.journal = os.dup(journal.fileno())
         while self.unwritten:
             self.unwritten = self.unwritten[os.write(self.journal, self.unwritten) :]
 
@@ -467,16 +511,16 @@ class Reaper:
         try:
             write()
         except OSError as error:
-            if error.errno not in _FULL:
+            if not is_disk_full(error):
                 raise
             self._note_full_disk(f"{error.strerror}: {place}")
-            if not _empty_reserve(self.order.get("reserve")):
+            if not shrink_ballast(Path(self.order.get("reserve", ""))):
                 raise
             write()
 
     def check_disk(self) -> None:
         """Record an event if the disk with the run's directory is full."""
-        run_dir = Path(self.order["journal"]).parent
+        run_dir = self.attempt
         with contextlib.suppress(OSError):
             space = os.statvfs(run_dir)
             free_bytes = space.f_bavail * space.f_frsize
@@ -484,7 +528,7 @@ class Reaper:
                 self._note_full_disk(f"{free_bytes} bytes are free for {run_dir}")
         reserve = self.order.get("reserve")
         with contextlib.suppress(OSError):
-            if reserve and Path(reserve).stat().st_size == 0:
+            if reserve and Path(reserve).stat().st_size <= DOCUMENTS_BYTES:
                 self._note_full_disk(f"the disk space reserved for the end of the run has been used: {run_dir}")
 
     def _note_full_disk(self, why: str) -> None:
@@ -503,7 +547,7 @@ def this_machine() -> list[str]:
     return [boot, os.readlink("/proc/self/ns/pid")]
 
 
-def _identity_pair(process: ProcessIdentity | None) -> list[int] | None:
+def identity_pair(process: ProcessIdentity | None) -> list[int] | None:
     return [process.pid, process.start_ticks] if process else None
 
 
@@ -512,46 +556,6 @@ def _probe_files(probe_dir: Path) -> list[Path]:
         return sorted(file for file in probe_dir.iterdir() if file.name != OWNER and not file.is_dir())
     except OSError:
         return []
-
-
-def _copy_verified(file: Path, target: Path) -> None:
-    """Copy a file, and check that the copy is identical. Raise OSError if it is not, or if copying fails."""
-    target.parent.mkdir(exist_ok=True)
-    data = file.read_bytes()
-    _write_atomically(target, data)
-    if target.read_bytes() != data:
-        raise OSError(errno.EIO, "the copy differs from the original")
-
-
-def _write_atomically(target: Path, data: bytes) -> None:
-    """Write a new file, then rename it to `target`. Raise OSError if either step fails."""
-    temporary = target.with_name(f".{target.name}.{os.urandom(4).hex()}")
-    try:
-        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "wb") as file:
-            file.write(data)
-        temporary.replace(target)
-    except OSError:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        raise
-
-
-def _empty_reserve(reserve: str | None) -> bool:
-    """Free the disk space that the file `reserve` holds, and return whether that succeeded."""
-    try:
-        descriptor = os.open(reserve or "", os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        facts = os.fstat(descriptor)
-        if not stat.S_ISREG(facts.st_mode) or facts.st_nlink > 1:
-            return False
-        os.ftruncate(descriptor, 0)
-    except OSError:
-        return False
-    finally:
-        os.close(descriptor)
-    return True
 
 
 def _exit_status(pid: int, pidfd: int) -> int | None:
@@ -629,7 +633,3 @@ def main(kind: type[Reaper] = Reaper) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     order = json.loads(read_order())
     kind(order).serve()
-
-
-if __name__ == "__main__":
-    main()

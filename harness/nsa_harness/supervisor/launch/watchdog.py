@@ -24,7 +24,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from nsa_harness.supervisor.launch.reaper import OWNER, ProcessIdentity, Reaper, ignore_end_signals, this_machine
+from nsa_harness.supervisor.launch.reaper import (
+    OWNER,
+    ProcessIdentity,
+    Reaper,
+    identity_pair,
+    ignore_end_signals,
+    process_identity,
+    this_machine,
+)
 
 _MODULE = "nsa_harness.supervisor.launch.watchdog"
 _ENV_PROGRAM = "_GUARD_PROGRAM"
@@ -77,17 +85,18 @@ class Watchdog:
     _process: subprocess.Popen[bytes] | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def guard(self, probe_dir: Path) -> None:
-        """Tell the watchdog process to guard a run that is about to start.
+    def guard(self, probe_dir: Path) -> list[int] | None:
+        """Tell the watchdog process to guard a run that is about to start. Return the process's pid and start time.
 
         If there is no watchdog process, or it was killed, start a new one and send it every run that has not ended.
         """
         with self._lock:
             self._probe_dirs = [*(directory for directory in self._probe_dirs if directory.exists()), probe_dir]
             if self._process is not None and self._process.poll() is None and self._send([probe_dir]):
-                return
+                return identity_pair(process_identity(self._process.pid))
             self._process = start_program(_MODULE, "keeper", stdout=subprocess.DEVNULL)
             self._send(self._probe_dirs)
+            return identity_pair(process_identity(self._process.pid))
 
     def _send(self, probe_dirs: list[Path]) -> bool:
         assert self._process is not None
@@ -113,12 +122,21 @@ class Owner:
     def is_dead(self) -> bool:
         return not any(process is not None and process.is_alive() for process in (self.controller, self.reaper))
 
-    def replace_reaper(self) -> subprocess.Popen[bytes]:
+    def continue_reaper(self) -> bool:
+        """Continue the reaper if it was stopped, for example by SIGSTOP, and its controller is dead.
+
+        Return whether that was the case.
+        """
+        is_abandoned = self.controller is None or not self.controller.is_alive()
+        return is_abandoned and self.reaper is not None and self.reaper.continue_if_stopped()
+
+    def replace_reaper(self, *, is_last: bool = False) -> subprocess.Popen[bytes]:
         """Start a new reaper process for a run whose controller is dead.
 
-        This reaper ends a launched run at once. In an observed job, it waits until the job ends.
+        This reaper ends a launched run at once. In an observed job, it waits until the job ends. `is_last`: it removes
+        the probe files that it cannot move.
         """
-        reaper = start_reaper(self.order, self.module)
+        reaper = start_reaper({**self.order, "last": is_last}, self.module)
         assert reaper.stdin is not None
         reaper.stdin.close()
         return reaper
@@ -149,20 +167,26 @@ def read_owner(probe_dir: Path) -> Owner | None:
 def end_orphaned_runs(probe_dirs: Iterable[Path]) -> None:
     """End the runs whose controller, reaper and watchdog were all killed. This takes at most 15 s.
 
-    `probe_dirs` are all probe directories on this machine. Observed jobs are not ended.
+    `probe_dirs` are all probe directories on this machine. Observed jobs are not ended. If the controller was killed
+    and the reaper was stopped, for example by SIGSTOP, the reaper is continued and ends its run.
     """
-    ending = []
+    ending: list[subprocess.Popen[bytes]] = []
+    continued: list[ProcessIdentity] = []
     for probe_dir in probe_dirs:
         owner = read_owner(probe_dir)
         if owner is None:
             _remove_empty(probe_dir)
         elif owner.is_dead():
-            reaper = owner.replace_reaper()
+            reaper = owner.replace_reaper(is_last=True)
             ending += [reaper] if owner.module == Reaper.module else []
+        elif owner.continue_reaper() and owner.reaper is not None and owner.module == Reaper.module:
+            continued.append(owner.reaper)
     deadline = time.monotonic() + _SWEEP_S
     for reaper in ending:
         with contextlib.suppress(subprocess.TimeoutExpired):
             reaper.wait(timeout=max(0.1, deadline - time.monotonic()))
+    while (pids := [reaper.pid for reaper in continued if reaper.is_alive()]) and time.monotonic() < deadline:
+        _wait_for_any(pids)
 
 
 def _remove_empty(probe_dir: Path) -> None:
@@ -188,6 +212,8 @@ def guard_all(probe_dirs: set[Path]) -> None:
             if reaper is None:
                 run_reapers.append(owner.replace_reaper())
                 reaper = run_reapers[-1].pid
+            if identity := process_identity(reaper):
+                identity.continue_if_stopped()
             reaper_pids.append(reaper)
         _wait_for_any(reaper_pids)
 

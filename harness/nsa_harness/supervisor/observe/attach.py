@@ -34,7 +34,7 @@ from nsa_harness.supervisor.capture.procfs import path_in_process, pid_in_namesp
 from nsa_harness.supervisor.capture.recorder import find_own_server
 from nsa_harness.supervisor.capture.stacks import py_spy
 from nsa_harness.supervisor.observe.ranks import is_python_command, rank_of, ranks_below
-from nsa_harness.supervisor.storage.rundir import AttemptDir, write_document
+from nsa_harness.supervisor.storage.rundir import AttemptDir
 from nsa_harness.supervisor.watch.ranks import Ranks
 from nsa_harness.supervisor.watch.watch import Watch, WatchListener, WatchPolicy
 from nsa_harness.texts.words import duration, plural
@@ -362,4 +362,4 @@ def _store_recorders(observer: PassiveObserver, attempt: AttemptDir) -> None:
     if not observer.job.probe_dir and all(file.exists() for file in files):
         attempt.directory.make_directory(attempt.probe_files)
         for file in files:
-            write_document(attempt.probe_files / file.name, file.read_text(errors="replace"))
+            attempt.directory.write(attempt.probe_files / file.name, file.read_text(errors="replace"))

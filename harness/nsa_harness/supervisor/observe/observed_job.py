@@ -296,8 +296,8 @@ def start_watched_command(
         "journal": str(attempt.processes.resolve()),
         "reserve": str(attempt.ballast_file.resolve()),
         "controller": this_process(),
+        "keeper": WATCHDOG.guard(probe_dir),
     }
-    WATCHDOG.guard(probe_dir)
     origin_ns = time.monotonic_ns()
     reaper = start_reaper(order, WatchedCommandReaper.module)
     # Wait until the reaper has created the probe directory, because the job's first process needs it.

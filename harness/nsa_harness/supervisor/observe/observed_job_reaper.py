@@ -81,6 +81,8 @@ class WatchedCommandReaper(Reaper):
             os.close(self.journal)
         self.journal, self.unwritten = None, b""
         self.order |= {"keep": keep, "journal": journal}
+        del self.order["folder"]
+        self.open_attempt()
         self.write_owner()
         self._report_started()
 

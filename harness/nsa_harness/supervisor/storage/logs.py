@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from nsa_harness.supervisor.storage.rundir import AttemptDir, append_line
+from nsa_harness.supervisor.storage.rundir import AttemptDir
 
 HALF_BYTES = 64 << 20  # bytes at the beginning of a log that remain; the same number remains at its end
 _INTERVAL_S = 1.0
@@ -75,7 +75,7 @@ def _cut(attempt: AttemptDir, half_bytes: int) -> None:
             reason = f"{skipped_bytes} bytes in the middle were removed; a log keeps {kept_parts}"
         except OSError as error:
             reason = f"it could not be reduced to {kept_parts}: {error}"
-        append_line(attempt.watch, {"event": "trouble", "what": name, "why": reason, "rank": None})
+        attempt.append_record(attempt.watch, {"event": "trouble", "what": name, "why": reason, "rank": None})
 
 
 def _size(count: int) -> str:

@@ -26,7 +26,7 @@ from nsa_harness.core.stored_keys import stored_as
 from nsa_harness.errors import ScenarioError, StoredRunError, did_you_mean
 from nsa_harness.protocol import PROBE_FULL
 from nsa_harness.supervisor.storage.adapters import json_text, type_adapter
-from nsa_harness.supervisor.storage.rundir import AttemptDir, RunDir, append_line
+from nsa_harness.supervisor.storage.rundir import AttemptDir, RunDir
 from nsa_harness.supervisor.storage.safe_directory import SafeDirectory, safe_file
 
 SIZE_LIMIT_BYTES = 1_000_000
@@ -142,7 +142,7 @@ def write_spec(attempt: AttemptDir, spec: RunSpec) -> None:
     """
     text = json_text(spec, indent=1) + "\n"
     attempt.directory.write(attempt.spec, text)
-    append_line(attempt.watch, {"event": _HASH, "sha256": _sha256(text.encode())})
+    attempt.append_record(attempt.watch, {"event": _HASH, "sha256": _sha256(text.encode())})
 
 
 def load_judged_spec(attempt: AttemptDir) -> RunSpec:

@@ -22,7 +22,7 @@ from nsa_harness.core.scenario.yaml_tree import visible
 from nsa_harness.errors import StillRunning, StoredRunError, UsageError
 from nsa_harness.protocol import PROBE_FULL
 from nsa_harness.supervisor.storage.redaction import Redaction
-from nsa_harness.supervisor.storage.safe_directory import BALLAST, SafeDirectory, release_ballast
+from nsa_harness.supervisor.storage.safe_directory import BALLAST, SafeDirectory, fill_ballast, release_ballast
 
 SPEC, _SECRETS, _JOURNAL = "spec.json", "secrets.json", "processes.jsonl"
 _RUN_ID = "2*T*-*"  # pattern of the directory names that `create_run` makes
@@ -63,6 +63,13 @@ class AttemptDir:
     def ballast_file(self) -> Path:
         """The path of the file that reserves disk space for the end of the run."""
         return self.path.parent / BALLAST
+
+    def append_record(self, path: Path, record: dict[str, Any]) -> None:
+        """Append a record to a journal of the attempt as one line of JSON.
+
+        Raise OSError, without writing anything, if that fails.
+        """
+        self.directory.append(path, _json_line(record))
 
     def rank(self, rank: int) -> Path:
         return self.path / f"rank{rank}"
@@ -196,6 +203,7 @@ def lock_run(run: RunDir) -> Iterator[None]:
     except Timeout:
         raise StoredRunError(f"{run.path}: another nsa-harness is running it; wait until it has finished") from None
     with lock:
+        fill_ballast(run.path)
         yield
         release_ballast(run.path)
 
@@ -309,4 +317,8 @@ def write_document(path: Path, text: str) -> None:
 
 def append_line(path: Path, record: dict[str, Any]) -> None:
     """Append a record as one line of JSON. Raise OSError, without writing anything, if that fails."""
-    SafeDirectory(path.parent).append(path, json.dumps(record, separators=(",", ":")) + "\n")
+    SafeDirectory(path.parent).append(path, _json_line(record))
+
+
+def _json_line(record: dict[str, Any]) -> str:
+    return json.dumps(record, separators=(",", ":")) + "\n"

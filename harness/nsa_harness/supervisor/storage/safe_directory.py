@@ -11,7 +11,6 @@ import errno
 import io
 import json
 import os
-import secrets
 import stat
 import time
 from collections import deque
@@ -20,9 +19,10 @@ from contextlib import contextmanager, suppress
 from fnmatch import fnmatchcase
 from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO, TextIO
+from typing import TYPE_CHECKING, Any, BinaryIO, TextIO
 
-from nsa_harness.core.report import Trouble
+if TYPE_CHECKING:  # the reaper imports this module, and must start in milliseconds
+    from nsa_harness.core.report import Trouble
 
 _TAIL_BYTES = 1 << 20  # bytes that are read from the end of a log
 _MAX_LOG_CHARS = 256 << 20
@@ -71,8 +71,24 @@ class SafeDirectory:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.budget: Budget | None = None  # None: unlimited, for commands that do not judge a run
+        self.pinned: dict[Path, tuple[int, int]] = {}  # directory -> the device and inode that it must still have
         self._notes: list[Trouble] = []
         self._unlisted_notes = 0
+
+    def pin(self, path: Path) -> tuple[int, int]:
+        """Refuse from now on every other directory that takes the place of the directory `path`.
+
+        Return the device and inode of the directory. Raise OSError if `path` is not a directory below the root.
+        """
+        with self._open_directory(path) as folder:
+            self.pinned[path] = _device_and_inode(folder)
+        return self.pinned[path]
+
+    def is_in_place(self, path: Path) -> bool:
+        """Return whether the directory `path` is accessible, and still the one that was pinned."""
+        with suppress(OSError), self._open_directory(path):
+            return True
+        return False
 
     # Reading.
 
@@ -249,7 +265,7 @@ class SafeDirectory:
     def replace_file(self, path: Path) -> Iterator[BinaryIO]:
         """Yield a new file that replaces `path` when the `with` block ends."""
         with self._open_directory(path.parent) as folder:
-            temporary = f".{path.name[:200]}.{secrets.token_hex(8)}"
+            temporary = f".{path.name[:200]}.{os.urandom(8).hex()}"
             descriptor = _call_in_directory(os.open, path.with_name(temporary), _NEW, 0o600, dir_fd=folder)
             try:
                 with open(descriptor, "wb") as file:
@@ -315,6 +331,8 @@ class SafeDirectory:
 
     def note_incomplete(self, path: Path, why: str) -> None:
         """Record that a file was not read or copied completely, with the reason."""
+        from nsa_harness.core.report import Trouble
+
         name = os.path.relpath(path, self.root)
         if len(self._notes) < _MAX_NOTES:
             self._notes.append(Trouble(what=name, why=why))
@@ -323,6 +341,8 @@ class SafeDirectory:
 
     def take_notes(self) -> tuple[Trouble, ...]:
         """Return the notes recorded since the last call, and forget them."""
+        from nsa_harness.core.report import Trouble
+
         more = (
             [Trouble(what="files of the run", why=f"{self._unlisted_notes} more were not read completely")]
             if self._unlisted_notes
@@ -334,7 +354,7 @@ class SafeDirectory:
     @contextmanager
     def _open_directory(self, path: Path) -> Iterator[int]:
         """Yield a file descriptor of the directory `path`. Raise OSError if the path contains a link."""
-        parts = path.relative_to(self.root).parts
+        parts = path.relative_to(self.root).parts if path.is_relative_to(self.root) else ("..",)
         if ".." in parts:
             raise OSError(errno.EINVAL, "a path that leads out of the run", str(path))
         folder = os.open(self.root, _DIRECTORY)
@@ -345,6 +365,8 @@ class SafeDirectory:
                 child = _call_in_directory(os.open, current, _DIRECTORY | os.O_NOFOLLOW, dir_fd=folder)
                 os.close(folder)
                 folder = child
+                if self.pinned.get(current, _device_and_inode(folder)) != _device_and_inode(folder):
+                    raise OSError(errno.ESTALE, "another directory has taken its place", str(current))
             yield folder
         finally:
             os.close(folder)
@@ -394,6 +416,11 @@ def _call_in_directory(call: Any, path: Path, *arguments: int, dir_fd: int) -> i
     return result
 
 
+def _device_and_inode(descriptor: int) -> tuple[int, int]:
+    facts = os.fstat(descriptor)
+    return facts.st_dev, facts.st_ino
+
+
 def _is_link(name: str, folder: int) -> bool:
     with suppress(OSError):
         return stat.S_ISLNK(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode)
@@ -418,11 +445,12 @@ def _parse_or_none(line: bytes) -> object:
         return None
 
 
-# The ballast file of a run reserves disk space. If the disk is full, the file is emptied, so the last files of the run
-# can still be written. An empty ballast file shows that the space was needed.
+# The ballast file of a run reserves disk space. If the disk is full, the file is made smaller, so the last files of the
+# run can still be written. A ballast file that is no larger than the documents' share shows that the space was needed.
 
 BALLAST = ".reserve"
 _BALLAST_BYTES = 8 << 20  # enough for the status files of several ranks, the evidence and all documents
+DOCUMENTS_BYTES = 64 << 10  # the share of the ballast that is kept for the documents of the run, such as SUMMARY.md
 _LEVELS = 3  # number of directories between a run and its deepest document
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -433,11 +461,13 @@ def is_disk_full(error: BaseException) -> bool:
 
 
 def fill_ballast(run: Path) -> None:
-    """Create or refill the file that reserves disk space for the end of a run."""
+    """Create or refill the file that reserves disk space for the end of a run: 8 MiB, or half of the free space."""
     with suppress(OSError):
         descriptor = os.open(run / BALLAST, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
-            os.posix_fallocate(descriptor, 0, _BALLAST_BYTES)
+            disk = os.fstatvfs(descriptor)
+            free_bytes = disk.f_bavail * disk.f_frsize + os.fstat(descriptor).st_size
+            os.posix_fallocate(descriptor, 0, max(1, min(_BALLAST_BYTES, free_bytes // 2)))
         except OSError:
             os.ftruncate(descriptor, 0)
             raise
@@ -460,23 +490,24 @@ def write_with_ballast(path: Path, write: Callable[[], None]) -> None:
         write()
     except OSError as error:
         if not is_disk_full(error) or not any(
-            _empty_ballast(directory / BALLAST) for directory in list(path.parents)[:_LEVELS]
+            shrink_ballast(directory / BALLAST, 0 if directory == path.parent else DOCUMENTS_BYTES)
+            for directory in list(path.parents)[:_LEVELS]
         ):
             raise
         write()
 
 
-def _empty_ballast(ballast: Path) -> bool:
-    """Free the disk space that the ballast file reserves, and return whether there was any."""
+def shrink_ballast(ballast: Path, kept_bytes: int = DOCUMENTS_BYTES) -> bool:
+    """Free the disk space that the ballast file reserves, except for `kept_bytes`. Return whether there was any."""
     try:
         descriptor = os.open(ballast, os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
         return False
     try:
         facts = os.fstat(descriptor)
-        if not stat.S_ISREG(facts.st_mode) or facts.st_nlink > 1 or facts.st_size == 0:
+        if not stat.S_ISREG(facts.st_mode) or facts.st_nlink > 1 or facts.st_size <= kept_bytes:
             return False
-        os.ftruncate(descriptor, 0)
+        os.ftruncate(descriptor, kept_bytes)
     except OSError:
         return False
     finally:

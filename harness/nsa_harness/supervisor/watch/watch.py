@@ -32,7 +32,7 @@ from nsa_harness.supervisor.capture.node import MemoryWatch
 from nsa_harness.supervisor.capture.snapshot import StackSampler
 from nsa_harness.supervisor.launch.launcher import JobProcesses
 from nsa_harness.supervisor.storage.adapters import json_object, json_text
-from nsa_harness.supervisor.storage.rundir import AttemptDir, append_line, write_document
+from nsa_harness.supervisor.storage.rundir import AttemptDir
 from nsa_harness.supervisor.storage.safe_directory import is_disk_full, write_with_ballast
 from nsa_harness.supervisor.watch.ranks import Ranks
 from nsa_harness.texts.sentences import stall_text
@@ -467,13 +467,12 @@ class Watch:
 
     def close(self, ending: Ending) -> None:
         """Write the snapshots and everything else that the judge needs to the journal."""
-        self.attempt.dumps.mkdir(exist_ok=True)
+        if not self.attempt.directory.is_in_place(self.attempt.path):
+            return
+        self.attempt.directory.make_directory(self.attempt.dumps)
         for snapshot in self.snapshots.snapshots_to_store(ending):
             text = json_text(self.attempt.redaction.value(snapshot))
-            write_document(self.attempt.dumps / f"snapshot{snapshot.number}.json", text)
-        # A rank with a status file stores its flight recorder when it exits. If the run has exited, a request that was
-        # refused earlier, such as during start-up on a busy machine, is no gap.
-        storing_ranks = {rank for rank, file in self.ranks.status_files.items() if file and ending is Ending.EXITED}
+            self.attempt.directory.write(self.attempt.dumps / f"snapshot{snapshot.number}.json", text)
         for trouble in self.ranks.sampler.trouble:
             if trouble.what == "flight recorder" and trouble.rank in storing_ranks:
                 continue
@@ -488,19 +487,20 @@ class Watch:
     def write(self, event: str, **facts: Any) -> None:
         """Write a record to the journal. If the disk is full, keep the record until the end of the watch.
 
-        Disk space that is freed earlier would be used up by the ranks.
+        Disk space that is freed earlier would be used up by the ranks. If the directory of the attempt was removed or
+        replaced, the record is kept in memory only, and the program continues.
         """
         record = {"event": event, "t_s": round(self.now_s(), 4), **facts}
         self.unwritten.append(self.attempt.redaction.value(record))
         try:
             self._append()
         except OSError as error:
-            if not is_disk_full(error):
+            if not is_disk_full(error) and self.attempt.directory.is_in_place(self.attempt.path):
                 raise
 
     def _append(self) -> None:
         while self.unwritten:
-            append_line(self.attempt.watch, self.unwritten[0])
+            self.attempt.append_record(self.attempt.watch, self.unwritten[0])
             del self.unwritten[0]
 
 
