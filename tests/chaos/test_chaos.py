@@ -6,6 +6,7 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
+import endings
 import pytest
 from chaos import COMMANDS, HERE, OK, OVER, VICTIMS, Trial, attempted, make_trial
 
@@ -25,6 +26,15 @@ def test_what_is_stored_of_the_trials_is_what_the_script_would_try_and_none_of_i
     assert made == [asdict(make_trial(stored["seed"], number)) for number in range(60)]
     killed = {(one["command"], one["victim"]) for one in stored["trials"] if one["outcome"] == OK}
     assert len(killed) == len(COMMANDS) * len(VICTIMS)
+
+
+def test_what_is_stored_of_the_endings_is_what_the_script_would_try_and_none_of_it_went_wrong() -> None:
+    """Made anew by `python tests/chaos/endings.py --out FOLDER --store tests/chaos/endings.json`."""
+    stored = json.loads((HERE / "endings.json").read_text())
+    assert {one["outcome"] for one in stored["trials"]} <= {OK, OVER}
+    made = [{name: said for name, said in one.items() if name not in ("commit", "outcome")} for one in stored["trials"]]
+    assert made == [asdict(endings.make_trial(stored["seed"], number)) for number in range(len(made))]
+    assert {one["kind"] for one in stored["trials"] if one["outcome"] == OK} == set(endings.KINDS)
 
 
 @pytest.mark.slow
