@@ -413,7 +413,7 @@ class Cause(StrEnum):
         shown_by=by_evidence("needs a watched job that continues after its proof"))
     ATTEMPT_DIRECTORY_LOST = replace(_UNJUDGED, code="attempt_directory_lost", severity=Severity.WARNING,
         ok_severity=Severity.WARNING, has_culprit=False, second_run=None,
-        shown_by=by_test("tests/end_to_end/test_lost_directory.py", "leaves no evidence to diagnose"))
+        shown_by=by_test("tests/end_to_end/test_lost_directory.py", "leaves no evidence"))
     HARNESS_ERROR = replace(_UNJUDGED, code="harness_error", severity=Severity.WARNING, ok_severity=Severity.WARNING,
         has_culprit=False, shown_by=by_evidence("needs a defect of nsa-harness itself"))
     # fmt: on
