@@ -101,6 +101,8 @@ class Run:
                 process.kill()
         self.controller.kill()
         self.controller.wait()
+        if self.watchdog_process and is_alive(self.watchdog_process):  # stopped by a test that failed
+            os.kill(self.watchdog_process, signal.SIGCONT)
         os.close(self.ended)
 
 
