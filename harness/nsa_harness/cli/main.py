@@ -5,12 +5,14 @@ Heavy modules are imported only when a command runs, so that --help and shell co
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shlex
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from difflib import get_close_matches
 from typing import Annotated, NoReturn
 
@@ -21,6 +23,7 @@ from nsa_harness.cli import run as cli_run
 from nsa_harness.cli import watch as cli_watch
 from nsa_harness.cli.ci import app as ci_app
 from nsa_harness.cli.options import GroupedCommand
+from nsa_harness.cli.streams import lost_output, open_standard_streams
 from nsa_harness.errors import HarnessError, UsageError
 
 # Options whose value must follow `=`. Typer would read the next argument as the value of a bare option, so `--resume`
@@ -39,6 +42,8 @@ _INSTEAD_OF_TIME_LIMIT = {
     "watch": "--deadline SECONDS reports a longer job; with --on-hang=kill it is also ended.",
     "attach": "--for SECONDS limits the observation.",
 }
+_COMMANDS_WITHOUT_VERDICT = ("list", "explain", "schema")
+_COMMANDS_WITH_REPORTS = ("run", "bisect", "claim", "ready", "watch", "attach")
 _NOT_JUDGED = 125  # exit code of ERROR: there is no verdict
 _USAGE = 2  # exit code of a usage error
 
@@ -148,31 +153,17 @@ app.add_typer(ci_app)
 
 def main() -> NoReturn:
     """Run the command line of this process, and exit with the resulting exit code."""
-    for stream in (sys.stdout, sys.stderr):
-        # A character that the terminal's encoding lacks must not raise UnicodeEncodeError.
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="backslashreplace")
+    open_standard_streams()
     from nsa_harness.supervisor.launch.umask import keep_private
 
     keep_private()
     code = run_command_line(sys.argv[1:])
-    _flush_output()
+    if reason := lost_output():
+        print(f"standard output could not be written completely: {reason}", file=sys.stderr)
+        # The result of a command that launches runs is also in its run directory.
+        code = code or (0 if sys.argv[1:2] and sys.argv[1] in _COMMANDS_WITH_REPORTS else _NOT_JUDGED)
     # `git bisect run` would take the code of a usage error for a bad commit.
     sys.exit(_NOT_JUDGED if code == _USAGE and _is_for_git_bisect(sys.argv[1:]) else code)
-
-
-def _flush_output() -> None:
-    """Flush stdout and stderr, or discard the remaining output if that fails."""
-    for stream in (sys.stdout, sys.stderr):
-        if stream.closed:
-            continue
-        try:
-            stream.flush()
-        except OSError:
-            # Otherwise Python would flush the stream again at exit, fail, and exit with code 120.
-            null = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(null, stream.fileno())
-            os.close(null)
 
 
 def _is_for_git_bisect(argv: Sequence[str]) -> bool:
@@ -191,6 +182,8 @@ def run_command_line(argv: Sequence[str]) -> int:
         _answer_time_limits(own_args)
         app(args=own_args, prog_name="nsa-harness", obj=program_args, terminal_width=_help_columns())
     except SystemExit as ended:
+        if isinstance(ended.__context__, BrokenPipeError):  # for this, typer has the exit code of a FAIL
+            return 0 if own_args[:1] and own_args[0] in _COMMANDS_WITHOUT_VERDICT else _NOT_JUDGED
         if ended.code == _USAGE and (hint := _hint_for_foreign_options(argv)):
             print(hint, file=sys.stderr)
         return ended.code if isinstance(ended.code, int) else 1
@@ -198,11 +191,21 @@ def run_command_line(argv: Sequence[str]) -> int:
         if os.environ.get(_DEBUG) == "1":
             raise
         return _report_error(str(error), error.exit_code, as_json="--json" in own_args)
+    except OSError as error:
+        if os.environ.get(_DEBUG) == "1":
+            raise
+        if lost_output():  # `main` reports the reason
+            return _NOT_JUDGED
+        if error.errno == errno.ENAMETOOLONG:  # only a name that the user typed can be too long
+            from nsa_harness.core.scenario.yaml_tree import visible
+
+            name = f"the name {visible(os.fsdecode(error.filename), 60)}" if error.filename else "a name"
+            return _report_error(f"{name} is too long for a file", _USAGE, as_json="--json" in own_args)
+        return _report_bug(error, as_json="--json" in own_args)
     except Exception as error:  # a bug in nsa-harness: its exit code must not look like a verdict
         if os.environ.get(_DEBUG) == "1":
             raise
-        text = f"nsa-harness itself failed: {type(error).__name__}: {error}; set {_DEBUG}=1 to see the traceback"
-        return _report_error(text, _NOT_JUDGED, as_json="--json" in own_args)
+        return _report_bug(error, as_json="--json" in own_args)
     return 0
 
 
@@ -247,6 +250,11 @@ def _split(argv: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
     return [f"{word}=auto" if word in _AUTO_WITHOUT_VALUE else word for word in argv[:end]], tuple(argv[end + 1 :])
 
 
+def _report_bug(error: Exception, *, as_json: bool) -> int:
+    text = f"nsa-harness itself failed: {type(error).__name__}: {error}; set {_DEBUG}=1 to see the traceback"
+    return _report_error(text, _NOT_JUDGED, as_json=as_json)
+
+
 def _report_error(text: str, code: int, *, as_json: bool) -> int:
     """Print an error to stderr, and return `code`.
 
@@ -260,7 +268,8 @@ def _report_error(text: str, code: int, *, as_json: bool) -> int:
         print(line if is_command else "\n".join(paragraph(line, columns)), file=sys.stderr)
     if as_json:
         event = {"schema": 1, "event": "error", "t_s": None, "run_id": None, "scenario": None, "message": text}
-        print(json.dumps(event), flush=True)
+        with suppress(OSError):  # `main` reports that stdout is full
+            print(json.dumps(event), flush=True)
     return code
 
 
