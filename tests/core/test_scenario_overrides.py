@@ -65,6 +65,13 @@ def test_each_combination_of_a_matrix_is_a_scenario_with_its_values_in_the_name(
     assert found["@gc.mode=reentrant,gc.layers=2+6"].mode.value == "reentrant"
 
 
+def test_a_matrix_with_too_many_combinations_is_counted_and_refused() -> None:
+    values = "[1, 2, 3, 4, 5, 6, 7, 8, 9]"
+    huge = tree_of("name: x\nmatrix: {" + ", ".join(f"train.key_{number}: {values}" for number in range(12)) + "}\n")
+    with pytest.raises(UsageError, match=r"s\.yaml:2:1: matrix: 9( x 9){11} = 282429536481 combinations; at most 1000"):
+        next(variants(huge))
+
+
 def test_an_override_of_a_matrix_key_takes_that_axis_away() -> None:
     tree = with_overrides(MATRIX, [parse_override("gc.layers=all")])
     assert [variant.suffix for variant in variants(tree)] == ["@gc.mode=reentrant", "@gc.mode=non_reentrant"]

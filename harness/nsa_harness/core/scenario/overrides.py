@@ -6,6 +6,7 @@ Overrides come from the matrix of a scenario file, from environment variables, o
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -17,6 +18,7 @@ from nsa_harness.core.scenario.yaml_tree import (
     Origin,
     from_plain,
     merge,
+    origin_of,
     parse_yaml,
     plain,
     tree_of_key,
@@ -26,6 +28,7 @@ from nsa_harness.core.scenario.yaml_tree import (
 from nsa_harness.errors import UsageError
 
 COMMAND_LINE = "command line"
+VARIANT_LIMIT = 1000  # combinations of one matrix; a run with more would take days
 _OVERRIDE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z0-9_]+)*=", re.ASCII)
 _NOT_HERE = (*FILE_ONLY, "name", "aliases")
 
@@ -114,8 +117,24 @@ def with_overrides(tree: Node, overrides: Sequence[Override]) -> Node:
     return tree
 
 
+def matrix_size_mistake(tree: Node) -> Mistake | None:
+    """Return the error in a matrix with too many combinations of values, or None if it can be expanded."""
+    axes = _axes(tree)
+    count = math.prod(len(items) for _, items in axes)
+    if count <= VARIANT_LIMIT:
+        return None
+    factors = " x ".join(str(len(items)) for _, items in axes)
+    message = f"{factors} = {count} combinations; at most {VARIANT_LIMIT} are allowed: remove keys or values"
+    return Mistake(origin=origin_of(tree, ("matrix",)), key="matrix", message=message)
+
+
 def variants(tree: Node) -> Iterator[Variant]:
-    """Yield one scenario for each combination of values in its matrix, in the order of the file."""
+    """Yield one scenario for each combination of values in its matrix, in the order of the file.
+
+    Raise UsageError if there are too many combinations.
+    """
+    if mistake := matrix_size_mistake(tree):
+        raise UsageError(str(mistake))
     axes = _axes(tree)
     bare = without(tree, ("matrix",)) if isinstance(tree.content, dict) else tree
     for values in itertools.product(*(items for _, items in axes)):

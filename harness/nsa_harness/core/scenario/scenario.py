@@ -23,6 +23,14 @@ from nsa_harness.core.scenario.layers import parse_layers
 from nsa_harness.core.scenario.yaml_tree import value_text
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@=,:+-]{0,119}")
+# Files and directories in the directory of a run, in which each scenario gets a directory with its own name.
+RESERVED_NAMES = frozenset((
+    "test_execution.log", "SUMMARY.md", "report.json", "junit.xml", "report.sarif", "report.html", "events.jsonl",
+    "run.json", "plan.json", "secrets.json", "all_missing_params.txt", "ddp_buckets.txt", "bisect.json", "BISECT.md",
+    "bisection.json", "probes.jsonl", "worktrees", "mixtures", "repro", "READINESS.md", "readiness.json",
+    "readiness_state.json",
+))  # fmt: skip
+_MAX_NAME_CHARS = 120
 _WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,79}")
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}")
 # torchrun sets these variables for each rank. A value from the scenario would be lost or break the rendezvous.
@@ -138,8 +146,16 @@ def _check_word(value: str) -> str:
 
 def _check_name(value: str) -> str:
     # The name of a scenario becomes a directory name.
+    if len(value) > _MAX_NAME_CHARS:
+        raise ValueError(f"expected at most {_MAX_NAME_CHARS} characters, got {len(value)}: {value_text(value)}")
     if not NAME.fullmatch(value):
         raise ValueError(f"expected a name of letters, digits and _ . @ = , : + -, got {value_text(value)}")
+    return value
+
+
+def _check_not_reserved(value: str) -> str:
+    if value in RESERVED_NAMES:
+        raise ValueError(f"{value_text(value)} is the name of a file of nsa-harness; choose another name")
     return value
 
 
@@ -185,6 +201,7 @@ def _check_regex(value: str) -> str:
 
 
 Name = Annotated[str, AfterValidator(_check_name)]
+ScenarioName = Annotated[Name, AfterValidator(_check_not_reserved)]
 Word = Annotated[str, AfterValidator(_check_word)]
 Branch = Annotated[str, AfterValidator(_check_branch)]
 Regex = Annotated[str, AfterValidator(_check_regex)]
@@ -417,7 +434,7 @@ class FaultSection(_Section):
 class Scenario(_Section):
     """A complete scenario, with a program, its settings, and the expected result."""
 
-    name: Name
+    name: ScenarioName
     about: Annotated[str, Field(max_length=300)] = ""
     tags: tuple[Word, ...] = ()
     aliases: tuple[Name, ...] = ()
@@ -442,7 +459,7 @@ class Scenario(_Section):
 class ScenarioFile(Scenario):
     """The content of a scenario file, before `extends` and `matrix` are resolved."""
 
-    name: Name = Field(default="", description="default: the name of the file", validate_default=False)
+    name: ScenarioName = Field(default="", description="default: the name of the file", validate_default=False)
     schema_: Literal[1] = Field(default=1, alias="schema")
     extends: str | None = Field(
         default=None, description="a parent, such as base/ddp; maps are merged, lists are replaced"

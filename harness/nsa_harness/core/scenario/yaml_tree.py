@@ -208,7 +208,12 @@ class _Builder:
             return Node(origin=origin, content=self._mapping(events, path))
         if isinstance(event, SequenceStartEvent):
             return Node(origin=origin, content=tuple(self._items(events, path)))
-        return Node(origin=origin, content=self._scalar(event))
+        content = self._scalar(event)
+        if isinstance(content, str) and "\0" in content:
+            # The kernel ends a text at this character: no argument, environment variable or path can contain it.
+            message = f"{value_text(content)} contains the character U+0000; remove it"
+            self.mistakes.append(Mistake(origin=origin, key=".".join(path), message=message))
+        return Node(origin=origin, content=content)
 
     def _items(self, events: Iterator[Event], path: tuple[str, ...]) -> Iterator[Node]:
         index = 0

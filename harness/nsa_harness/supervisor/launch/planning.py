@@ -33,7 +33,7 @@ from nsa_harness.core.scenario.overrides import (
 )
 from nsa_harness.core.scenario.program import Surroundings
 from nsa_harness.core.scenario.resolve import resolve
-from nsa_harness.core.scenario.scenario import OUR_PROGRAM, Scenario
+from nsa_harness.core.scenario.scenario import OUR_PROGRAM, RESERVED_NAMES, Scenario
 from nsa_harness.core.scenario.selection import Selection, select_items
 from nsa_harness.core.scenario.yaml_tree import Node, Origin, Plain, from_plain, origin_of, plain, value_text
 from nsa_harness.errors import MissingNeed, MissingTorch, ScenarioError, UsageError, did_you_mean
@@ -399,6 +399,7 @@ def _script_scenario(script: Script, working_dir: Path) -> LoadedScenario:
     if script.module and not re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*", script.file):
         raise UsageError(f"-m: expected a module (pkg.train), got {value_text(script.file)}")
     name = re.sub(r"[^A-Za-z0-9_.-]", "_", stem).lstrip("_.-")[:80] or "script"
+    name += "_" if name in RESERVED_NAMES else ""
     value: Plain = {
         "name": name,
         "about": f"{Path(script.file).name} on {script.ranks} ranks",

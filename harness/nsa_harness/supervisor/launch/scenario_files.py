@@ -11,7 +11,7 @@ from pathlib import Path
 
 from nsa_harness.core.comparison.plan_file import PlanFile, PlanText, ReadPlan, is_plan, read_plan
 from nsa_harness.core.scenario.checks import check_scenario, file_mistakes
-from nsa_harness.core.scenario.overrides import matrix_mistakes, variants
+from nsa_harness.core.scenario.overrides import matrix_mistakes, matrix_size_mistake, variants
 from nsa_harness.core.scenario.selection import Selectable
 from nsa_harness.core.scenario.yaml_tree import (
     Mistake,
@@ -196,6 +196,9 @@ class ScenarioReader:
             return None
         name = plain(tree).get("name") or path.stem  # type: ignore[union-attr]
         named_tree = merge(tree, from_plain({"name": str(name)}, Origin(source=self.label(path), line=1, column=1)))
+        if size_mistake := matrix_size_mistake(tree):
+            self.mistakes.append(size_mistake)
+            return None
         for variant in variants(without(named_tree, ("extends",))):
             self.mistakes.extend(check_scenario(variant.tree, PROGRAM).mistakes)
         return LoadedScenario(name=str(name), file=self.label(path), tree=named_tree, is_shipped=is_shipped)
