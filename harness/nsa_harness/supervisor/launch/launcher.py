@@ -24,8 +24,8 @@ from nsa_harness.subject.files import IN_CHECKOUT
 from nsa_harness.supervisor.launch.machine import visible_devices_value
 from nsa_harness.supervisor.launch.reaper import ProcessIdentity, process_identity
 from nsa_harness.supervisor.launch.umask import program_umask
-from nsa_harness.supervisor.launch.watchdog import Watchdog, end_orphaned_runs, read_owner, start_reaper
-from nsa_harness.supervisor.storage.rundir import AttemptDir
+from nsa_harness.supervisor.launch.watchdog import Watchdog, end_orphaned_runs, start_reaper
+from nsa_harness.supervisor.storage.rundir import AttemptDir, append_line
 
 _PACKAGE = Path(__file__).resolve().parents[2]
 BOOTSTRAP = _PACKAGE / "probe" / "bootstrap"
@@ -33,6 +33,7 @@ BOOTSTRAP = _PACKAGE / "probe" / "bootstrap"
 _CHECKOUT_SUBJECT = _PACKAGE.parents[1] / IN_CHECKOUT[0]
 SUBJECT = _CHECKOUT_SUBJECT if _CHECKOUT_SUBJECT.is_dir() else _PACKAGE.parent / "nsa_attention"
 _MEMORY = Path("/dev/shm")
+_BYTES_PER_RANK = 2 * protocol.STATUS_FILE_SIZE  # the status file, and the other files of the probe
 _DIRECTORY_PREFIX = "nsa-harness-"  # start of a probe directory's name, followed by the run's tag
 _PR_SET_CHILD_SUBREAPER = 36
 WATCHDOG = Watchdog()  # guards all runs of this process
@@ -251,7 +252,8 @@ def launch(
     run may use (default: all). `start` starts a reaper from its order; by default the reaper is a new process.
     """
     tag = f"{attempt.path.parent.name}-{secrets.token_hex(4)}"
-    probe_dir = probe_directory(tag)
+    probe_dir = probe_directory(tag, spec.ranks)
+    note_probe_directory(attempt, probe_dir)
     visible_devices = {} if devices is None else {"CUDA_VISIBLE_DEVICES": visible_devices_value(devices)}
     order = {
         "argv": command_line(spec, sys.executable, attempt.path.resolve()),
@@ -293,22 +295,37 @@ def _adopt_orphans() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def probe_directory(tag: str) -> Path:
+def probe_directory(tag: str, ranks: int = 1) -> Path:
     """Return the path of the directory in which a run's ranks write their status files.
 
     `tag` identifies the run. The reaper creates the directory. It is in /dev/shm, or in the temporary directory if
-    /dev/shm is not writable.
+    /dev/shm is not writable or has too little space for this number of ranks.
     """
-    return _probe_root() / f"{_DIRECTORY_PREFIX}{tag}"
+    return _probe_root(ranks) / f"{_DIRECTORY_PREFIX}{tag}"
 
 
-def _probe_root() -> Path:
-    return _MEMORY if os.access(_MEMORY, os.W_OK) else Path(tempfile.gettempdir())
+def _probe_root(ranks: int) -> Path:
+    has_space = os.access(_MEMORY, os.W_OK) and _free_bytes(_MEMORY) >= ranks * _BYTES_PER_RANK
+    return _MEMORY if has_space else Path(tempfile.gettempdir())
+
+
+def _free_bytes(directory: Path) -> int:
+    system = os.statvfs(directory)
+    return system.f_bavail * system.f_frsize
+
+
+def note_probe_directory(attempt: AttemptDir, probe_dir: Path) -> None:
+    """Record in the journal of the attempt if the status files are on a disk because /dev/shm has too little space."""
+    if probe_dir.parent != _MEMORY and os.access(_MEMORY, os.W_OK):
+        free_kb = _free_bytes(_MEMORY) // 1000
+        reason = f"{_MEMORY} has only {free_kb} kB of free space, so they were written to {probe_dir.parent}"
+        append_line(attempt.watch, {"event": "trouble", "what": "status files", "why": reason, "rank": None})
 
 
 def end_dead_runs() -> None:
     """End the runs that were left behind when earlier nsa-harness commands were killed."""
-    end_orphaned_runs(_probe_root().glob(f"{_DIRECTORY_PREFIX}*"))
+    roots = {_MEMORY, Path(tempfile.gettempdir())}
+    end_orphaned_runs(path for root in roots for path in root.glob(f"{_DIRECTORY_PREFIX}*"))
 
 
 def _environment(spec: RunSpec, attempt: AttemptDir, tag: str, probe_dir: Path, probe: str) -> dict[str, str]:

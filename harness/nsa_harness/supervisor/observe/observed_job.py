@@ -31,6 +31,7 @@ from nsa_harness.supervisor.capture import procfs
 from nsa_harness.supervisor.launch.launcher import (
     WATCHDOG,
     LaunchedRun,
+    note_probe_directory,
     probe_directory,
     probe_environment,
     this_process,
@@ -321,6 +322,7 @@ def start_watched_command(
         child=child,
     )
     watched_command.send_command(do="adopt", pid=child.pid)
+    note_probe_directory(attempt, probe_dir)
     return watched_command
 
 
