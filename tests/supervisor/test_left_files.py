@@ -60,6 +60,11 @@ def test_what_cannot_be_read_is_one_line_and_the_others_are_read(logs: Path) -> 
     }
 
 
+def test_the_files_of_the_kernel_are_not_read() -> None:
+    assert lines_of([Path("/proc")]) == ["proc: contains files of the kernel, not of a job: not read"]
+    assert lines_of([Path("/proc/self")])[0].endswith("contains files of the kernel, not of a job: not read")
+
+
 def test_of_a_huge_log_its_beginning_and_its_end_are_read(logs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_HEAD_BYTES", 1 << 15)
     monkeypatch.setattr(module, "_TAIL_BYTES", 1 << 15)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import tempfile
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from nsa_harness.core.scenario.scenario import RESERVED_NAMES
 from nsa_harness.errors import StoredRunError, UsageError
 from nsa_harness.supervisor.storage.rundir import RunDir, append_line, create_run, find_run, write_document
 from nsa_harness.supervisor.storage.safe_directory import SafeDirectory
@@ -30,6 +32,48 @@ def test_a_new_run_has_a_directory_of_its_own_and_is_the_latest(tmp_path: Path) 
     assert (tmp_path / "latest").resolve() == second.path.resolve()
     assert os.readlink(tmp_path / "latest") == second.run_id, "relative, so that the reports may be moved"
     assert sorted(entry.name for entry in tmp_path.iterdir()) == sorted([first.run_id, second.run_id, "latest"])
+
+
+def test_a_directory_named_latest_is_kept_under_another_name(tmp_path: Path) -> None:
+    """Each copy that follows links turns `latest` into a directory."""
+    (tmp_path / "latest" / "ddp").mkdir(parents=True)
+    made = create_run(tmp_path)
+    assert os.readlink(tmp_path / "latest") == made.run_id
+    assert (tmp_path / f"latest.before-{made.run_id}" / "ddp").is_dir()
+    assert len(list(tmp_path.iterdir())) == 3, "no temporary link is left"
+
+
+def test_a_name_of_a_scenario_cannot_be_that_of_a_file_of_the_run(tmp_path: Path) -> None:
+    """A file that is missing in the list would make the first launch of such a scenario fail."""
+    paths = (value for name, value in vars(RunDir(tmp_path)).items() if isinstance(value, Path) and name != "path")
+    assert {path.name for path in paths} - {".lock"} == RESERVED_NAMES
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+@pytest.mark.parametrize("named", ["", "ddp/spec.json"])
+def test_a_run_of_another_user_is_refused_with_the_command_that_opens_it(run: RunDir, named: str) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        run = RunDir(run.path.rename(Path(folder, run.run_id)))
+        message = _as_nobody(run.path / named)
+    assert message.startswith(f"StoredRunError {run.path.resolve()}: belongs to the user with id 0")
+    assert message.endswith(f"sudo chown -R 65534 {run.path.resolve()}")
+
+
+def _as_nobody(path: Path) -> str:
+    """Return the error of `find_run` for another user."""
+    source, target = os.pipe()
+    if (child := os.fork()) == 0:
+        os.setuid(65534)
+        try:
+            find_run(path, Path("elsewhere"))
+        except BaseException as error:
+            os.write(target, f"{type(error).__name__} {error}".encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    os.close(target)
+    with open(source) as pipe:
+        return pipe.read()
 
 
 def test_later_attempts_have_folders_of_their_own(run: RunDir) -> None:

@@ -16,6 +16,7 @@ from nsa_harness.supervisor.storage.safe_directory import Budget, SafeDirectory,
 _MAX_FILES = 4096  # enough for 1024 ranks with two logs and two dumps each
 _MAX_DEPTH = 12
 _HEAD_BYTES, _TAIL_BYTES = 1 << 20, 8 << 20  # parts of a log that are read; the first error may be far before its end
+_KERNEL_DIRECTORIES = frozenset(map(Path, ("/proc", "/sys")))
 _DETECTION_BYTES = 1 << 14
 _MAX_TOTAL_BYTES, _MAX_TOTAL_S = 128 << 20, 60.0
 # Files with such names are read first, in case there are too many files. The content decides what kind a file is.
@@ -75,6 +76,9 @@ def _read_directory(path: Path, budget: Budget, files: JobFiles) -> None:
 
 def _files_below(directory: SafeDirectory, folder: Path, path: Path, files: JobFiles, depth: int = 0) -> Iterator[Path]:
     label = path / folder.relative_to(directory.root)
+    if folder in _KERNEL_DIRECTORIES or not _KERNEL_DIRECTORIES.isdisjoint(folder.parents):
+        files.trouble.append(Trouble(what=str(label), why="contains files of the kernel, not of a job: not read"))
+        return
     if RunDir(folder).is_stored_run:
         reason = f"a run of nsa-harness, which was not read; to judge it, run `nsa-harness report {label}`"
         files.trouble.append(Trouble(what=str(label), why=reason))

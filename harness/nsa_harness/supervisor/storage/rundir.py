@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import fcntl
 import json
+import os
 import secrets
+import shlex
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -186,10 +188,24 @@ def create_run(parent: Path, *, redact: bool = True, git_diff: bool = False) -> 
         raise UsageError(
             f"cannot create a run directory below {parent}: {reason}; choose a directory with --out DIR"
         ) from None
-    temporary = parent / f".latest.{secrets.token_hex(8)}"
-    temporary.symlink_to(run_id)
-    temporary.replace(parent / "latest")
+    _link_latest(parent, run_id)
     return RunDir(path, redact=redact, git_diff=git_diff)
+
+
+def _link_latest(parent: Path, run_id: str) -> None:
+    """Make `parent/latest` a link to a run.
+
+    If `latest` is a directory, as in a copy that followed links, it is renamed, because it may be the only copy. If
+    that is not allowed, it stays, and the run is only found by its id.
+    """
+    latest, temporary = parent / "latest", parent / f".latest.{secrets.token_hex(8)}"
+    try:
+        if latest.is_dir() and not latest.is_symlink():
+            latest.rename(parent / f"latest.before-{run_id}")
+        temporary.symlink_to(run_id)
+        temporary.replace(latest)
+    except OSError:
+        temporary.unlink(missing_ok=True)
 
 
 @contextmanager
@@ -244,11 +260,13 @@ def _verdicts_so_far(run: RunDir) -> str:
 def find_run(path: Path | None, parent: Path, *, redact: bool = True) -> RunDir:
     """Return the stored run that `path` names, or the latest run below `parent` if `path` is None.
 
-    `path` is a run's directory, an attempt or a file in it, or a run id. Raise StoredRunError if there is no such run.
+    `path` is a run's directory, an attempt or a file in it, or a run id. Raise StoredRunError if there is no such run,
+    or if it belongs to another user and cannot be read.
     """
     requested_path = parent / "latest" if path is None else path
     for candidate in (requested_path, parent / requested_path):
         target = candidate.resolve()
+        _refuse_unreadable(target)
         for directory in (target, *list(target.parents)[:2]) if target.exists() else ():
             run = RunDir(directory, redact=redact)
             if directory.is_dir() and run.is_stored_run:
@@ -258,6 +276,20 @@ def find_run(path: Path | None, parent: Path, *, redact: bool = True) -> RunDir:
     ]
     hint = f"the latest runs in {parent} are {', '.join(run_ids)}" if run_ids else f"{parent} contains no run"
     raise StoredRunError(f"{requested_path}: not a stored run (no run.json and no */spec.json below it); {hint}")
+
+
+def _refuse_unreadable(path: Path) -> None:
+    """Raise StoredRunError if this user may not enter `path` or a directory above it, as in a run made with sudo."""
+    for directory in (*reversed(path.parents), path):
+        if not os.access(directory, os.X_OK):
+            if directory.is_dir():
+                owner, is_run = directory.stat().st_uid, fnmatchcase(directory.name, _RUN_ID)
+                command = f"sudo chown -R {os.getuid()} {shlex.quote(str(directory))}"
+                advice = f"; to take it over: {command}" if is_run else ""
+                raise StoredRunError(
+                    f"{directory}: belongs to the user with id {owner}, and you may not read it{advice}"
+                )
+            return
 
 
 _MAX_HINTED_RUNS, _MAX_INSPECTED_RUNS = 3, 30

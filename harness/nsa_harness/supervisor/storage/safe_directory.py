@@ -240,6 +240,8 @@ class SafeDirectory:
                 names = [
                     (entry.name, entry.is_dir(follow_symlinks=False)) for entry in islice(entries, _MAX_ENTRIES + 1)
                 ]
+        except OSError:  # some directories of the kernel can be opened, but not listed
+            return []
         finally:
             os.close(listing)
         if len(names) > _MAX_ENTRIES:
