@@ -22,6 +22,8 @@ from urllib.parse import quote, unquote
 from nsa_harness.core.secret_forms import VARIABLE, Found, find_in_value, find_in_words, find_secrets
 from nsa_harness.core.secret_names import Required, is_distinctive, is_number, is_word, required_of, words_of
 
+from nsa_harness.core.raw_bytes import with_raw_bytes
+
 T = TypeVar("T")
 
 SECRETS_LIMIT = 400  # of one run; further values are replaced only where they were found, by $SECRET_MORE
@@ -355,7 +357,9 @@ def _typed_word(word: str) -> str:
     if word.isprintable():
         return shlex.quote(word)
     # ANSI-C quotes: bash, zsh and ksh read them.
-    return "$'" + "".join(_SPELLED.get(character) or _octal_escape(character) for character in word) + "'"
+    return (
+        "$'" + "".join(_SPELLED.get(character) or _octal_escape(character) for character in with_raw_bytes(word)) + "'"
+    )
 
 
 _SPELLED = {"'": "\\'", "\\": "\\\\", "\n": "\\n", "\t": "\\t", "\x1b": "\\e"}

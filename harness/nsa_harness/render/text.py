@@ -14,6 +14,7 @@ from enum import Enum
 from typing import TypeVar, cast
 from urllib.parse import quote
 
+from nsa_harness.core.raw_bytes import with_raw_bytes
 from nsa_harness.core.report import Place
 
 LIMIT = 4000  # characters of one text; the log or evidence file contains the whole text
@@ -152,7 +153,7 @@ def _escape_markdown(text: str) -> str:
 
 def _visible(text: str) -> str:
     """Return the text with unsafe characters replaced by backslash escapes."""
-    return _UNSAFE.sub(_escape_character, text.replace("\t", " "))
+    return _UNSAFE.sub(_escape_character, with_raw_bytes(text).replace("\t", " "))
 
 
 def _escape_character(match: re.Match[str]) -> str:

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from nsa_harness.core.diagnosis.causes import CAUSES_OF_VERDICTS, Cause
+from nsa_harness.core.raw_bytes import readable_json
 from nsa_harness.core.scenario.layers import numbered_layers
 from nsa_harness.core.scenario.program import Contradictions, Location, OwnProgram
 from nsa_harness.core.scenario.scenario import (
@@ -202,7 +203,7 @@ def parse_model(model: type[ModelT], tree: Node, context: object = None) -> tupl
         return None, (Mistake(origin=tree.origin, key="", message=message),)
     try:
         # In strict mode, pydantic accepts enumerations and tuples only from JSON.
-        return model.model_validate_json(json.dumps(value), context=context), ()
+        return model.model_validate_json(readable_json(json.dumps(value)), context=context), ()
     except ValidationError as error:
         details = error.errors(include_url=False)
     mistakes = [key_mistake(tree, _location(detail), _message(model, detail)) for detail in details]

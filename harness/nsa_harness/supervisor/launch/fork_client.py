@@ -28,6 +28,7 @@ from types import TracebackType
 from typing import IO, Any
 
 from nsa_harness.core.plan import Launcher, RunSpec
+from nsa_harness.core.raw_bytes import with_raw_bytes
 from nsa_harness.core.scenario.env_names import CUDA_PREFIXES
 from nsa_harness.supervisor.launch.launcher import (
     SUBJECT,
@@ -103,7 +104,7 @@ def _unforkable_program(spec: RunSpec) -> str | None:
 
 def _program_file(spec: RunSpec) -> str:
     """Return the path of the program's file, "-m" for a module, or "" if there is none."""
-    return next((word for word in spec.program if word != sys.executable), "")
+    return next((with_raw_bytes(word) for word in spec.program if word != sys.executable), "")
 
 
 def _late_setting(spec: RunSpec) -> str | None:

@@ -19,6 +19,7 @@ from typing import IO, Any, Protocol
 
 from nsa_harness import protocol
 from nsa_harness.core.plan import Launcher, RunSpec
+from nsa_harness.core.raw_bytes import with_raw_bytes
 from nsa_harness.subject.environment import is_read_by_program
 from nsa_harness.subject.files import IN_CHECKOUT
 from nsa_harness.supervisor.launch.machine import visible_devices_value
@@ -256,9 +257,9 @@ def launch(
     note_probe_directory(attempt, probe_dir)
     visible_devices = {} if devices is None else {"CUDA_VISIBLE_DEVICES": visible_devices_value(devices)}
     order = {
-        "argv": command_line(spec, sys.executable, attempt.path.resolve()),
+        "argv": list(map(with_raw_bytes, command_line(spec, sys.executable, attempt.path.resolve()))),
         "env": _environment(spec, attempt, tag, probe_dir, probe) | visible_devices,
-        "cwd": spec.cwd,
+        "cwd": with_raw_bytes(spec.cwd) if spec.cwd else spec.cwd,
         "umask": program_umask(),
         "tag": tag,
         "output": str(attempt.output.resolve()),

@@ -6,6 +6,7 @@ Its inputs are scenario files, environment variables, overrides and the machine.
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 import shlex
 import shutil
@@ -18,6 +19,7 @@ from pathlib import Path
 
 from nsa_harness.core.comparison.plan_file import PlanText
 from nsa_harness.core.plan import RunSpec, Skip
+from nsa_harness.core.raw_bytes import with_raw_bytes
 from nsa_harness.core.report import MachineFacts
 from nsa_harness.core.scenario.checks import check_scenario, key_mistake
 from nsa_harness.core.scenario.overrides import (
@@ -487,7 +489,7 @@ def _content_hash(item: SelectedScenario, scenario: Scenario, working_dir: Path)
         return _hash_files(sorted(SUBJECT.rglob("*.py")))
     if scenario.run.command is not None or not scenario.run.program.endswith(".py"):
         return ""
-    path = working_dir / (scenario.run.cwd or "") / scenario.run.program
+    path = working_dir / with_raw_bytes(scenario.run.cwd or "") / with_raw_bytes(scenario.run.program)
     if not path.is_file():
         text = f"no file {value_text(scenario.run.program)} in {working_dir / (scenario.run.cwd or '')}"
         raise ScenarioError([str(key_mistake(item.tree, ("run", "program"), text))])
@@ -497,5 +499,5 @@ def _content_hash(item: SelectedScenario, scenario: Scenario, working_dir: Path)
 def _hash_files(files: Sequence[Path]) -> str:
     digest = hashlib.sha256()
     for file in files:
-        digest.update(file.name.encode() + b"\0" + file.read_bytes() + b"\0")
+        digest.update(os.fsencode(file.name) + b"\0" + file.read_bytes() + b"\0")
     return digest.hexdigest()

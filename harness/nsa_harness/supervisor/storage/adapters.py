@@ -13,12 +13,24 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 from pydantic import BeforeValidator, TypeAdapter, ValidationError
 
 from nsa_harness.core.evidence.evidence import Evidence
+from nsa_harness.core.raw_bytes import readable_json
 from nsa_harness.core.stored_keys import to_stored
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 Value = TypeVar("Value")
+
+
+class _Adapter(TypeAdapter[Any]):  # type: ignore[misc]  # final for type checkers only
+    """A pydantic adapter that also accepts stored paths and arguments that are not UTF-8."""
+
+    def validate_json(self, data: str | bytes | bytearray, /, **options: Any) -> Any:
+        if not isinstance(data, str) and b"\\udc" in data:
+            data = data.decode("utf-8", errors="replace")
+        return super().validate_json(readable_json(data) if isinstance(data, str) else data, **options)
+
+
 _ADAPTERS: dict[Any, TypeAdapter[Any]] = {}
 
 
@@ -26,7 +38,7 @@ def type_adapter(value_type: type[Value]) -> TypeAdapter[Value]:
     """Return the pydantic adapter for a type, which is built only once per type."""
     if value_type not in _ADAPTERS:
         annotated_type: Any = Annotated[Evidence, BeforeValidator(_unpack)] if value_type is Evidence else value_type
-        _ADAPTERS[value_type] = TypeAdapter(annotated_type)
+        _ADAPTERS[value_type] = _Adapter(annotated_type)
     result: TypeAdapter[Value] = _ADAPTERS[value_type]
     return result
 
