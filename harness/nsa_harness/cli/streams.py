@@ -7,7 +7,7 @@ import io
 import os
 import sys
 from contextlib import suppress
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -45,8 +45,11 @@ def open_standard_streams() -> None:
         except OSError:
             os.open(os.devnull, os.O_RDWR)  # gets the lowest free number, which is `descriptor`
             os.set_inheritable(descriptor, True)
-    sys.stdout = _text_stream(1, cast("io.TextIOWrapper | None", sys.stdout))
-    sys.stderr = _text_stream(_STDERR, cast("io.TextIOWrapper | None", sys.stderr))
+    # A caller may have replaced a stream, for example by a StringIO.
+    if sys.stdout is None or isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout = _text_stream(1, sys.stdout)
+    if sys.stderr is None or isinstance(sys.stderr, io.TextIOWrapper):
+        sys.stderr = _text_stream(_STDERR, sys.stderr)
 
 
 def _text_stream(descriptor: int, stream: io.TextIOWrapper | None) -> io.TextIOWrapper:

@@ -276,7 +276,7 @@ class Cause(StrEnum):
         certain_by=(_E.KERNEL,), certain_unless=(Caveat.WAIT_WITHOUT_NAME,), shown_by=programs("backward_lock"))
     LOCK_CYCLE = replace(_HANG, code="lock_cycle", kinds=(_DEADLOCK, _STARVED), certain_by=(_E.CLOSED,),
         certain_unless=(Caveat.WAIT_WITHOUT_NAME, Caveat.WAIT_WITHOUT_HOLDER),
-        shown_by=programs("forward_lock", "groups_monitored_barrier", "thread_logger_died"))
+        shown_by=programs("forward_lock", "groups_monitored_barrier", "proc_child_barrier", "thread_logger_died"))
     RPC_DEADLOCK = replace(_HANG, code="rpc_deadlock", kinds=(_DEADLOCK, _STARVED), certain_by=(_E.CLOSED,),
         shown_by=programs("rpc_locks_crossed",))
     STOPPED_PROCESS = replace(_HANG, code="stopped_process", kinds=(_STOPPED,), certain_by=(_E.FACT,),

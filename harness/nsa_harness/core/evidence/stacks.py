@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import groupby, islice, takewhile
@@ -298,12 +298,38 @@ def thread_wait(frames: Sequence[Frame]) -> ThreadWait:
 
     Return A_LOCK if the library frames show no more specific kind. `frames` are innermost first.
     """
-    for frame in takewhile(lambda frame: is_library(frame.file), frames):
-        for (file, name), wait in _AWAITED.items():
+    return _first_wait(takewhile(lambda frame: is_library(frame.file), frames), _AWAITED)
+
+
+def _first_wait(frames: Iterable[Frame], waits: Mapping[tuple[str, str], ThreadWait]) -> ThreadWait:
+    for frame in frames:
+        for (file, name), wait in waits.items():
             own = frame.function if "." in name else frame.function.rpartition(".")[2]
             if frame.file.endswith(file) and own == name:
                 return wait
     return A_LOCK
+
+
+_PROCESS_WAITS = {
+    ("multiprocessing/queues.py", "get"): _AWAITED["/queue.py", "get"],
+    ("multiprocessing/queues.py", "put"): _AWAITED["/queue.py", "put"],
+    ("multiprocessing/queues.py", "join"): _AWAITED["/queue.py", "join"],
+    ("multiprocessing/synchronize.py", "Event.wait"): _AWAITED["/threading.py", "Event.wait"],
+    ("/threading.py", "Barrier.wait"): replace(
+        _AWAITED["/threading.py", "Barrier.wait"], awaited_item="a process barrier"
+    ),
+}
+
+
+def process_wait(frames: Sequence[Frame]) -> ThreadWait:
+    """Return the kind of wait for another process that the frames of a stack show.
+
+    Return what `thread_wait` returns if no frame is in multiprocessing. `frames` are innermost first.
+    """
+    library_frames = list(takewhile(lambda frame: is_library(frame.file), frames))
+    if not any("/multiprocessing/" in frame.file for frame in library_frames):
+        return thread_wait(frames)
+    return _first_wait(library_frames, _PROCESS_WAITS)
 
 
 class NativeWait(StrEnum):

@@ -124,7 +124,7 @@ def matrix_size_mistake(tree: Node) -> Mistake | None:
     if count <= VARIANT_LIMIT:
         return None
     factors = " x ".join(str(len(items)) for _, items in axes)
-    message = f"{factors} = {count} combinations; at most {VARIANT_LIMIT} are allowed: remove keys or values"
+    message = f"{factors} = {count} combinations; at most {VARIANT_LIMIT}"
     return Mistake(origin=origin_of(tree, ("matrix",)), key="matrix", message=message)
 
 

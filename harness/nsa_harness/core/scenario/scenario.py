@@ -27,8 +27,8 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@=,:+-]{0,119}")
 RESERVED_NAMES = frozenset((
     "test_execution.log", "SUMMARY.md", "report.json", "junit.xml", "report.sarif", "report.html", "events.jsonl",
     "run.json", "plan.json", "secrets.json", "all_missing_params.txt", "ddp_buckets.txt", "bisect.json", "BISECT.md",
-    "bisection.json", "probes.jsonl", "worktrees", "mixtures", "repro", "READINESS.md", "readiness.json",
-    "readiness_state.json",
+    "bisection.json", "probes.jsonl", "worktrees", "mixtures", "trials.jsonl", "claim_state.json", "READINESS.md",
+    "readiness.json", "readiness_state.json",
 ))  # fmt: skip
 _MAX_NAME_CHARS = 120
 _WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,79}")
@@ -138,18 +138,23 @@ class ExpectedVerdict(StrEnum):
     HANG = "HANG"
 
 
+def _wrong_characters(kind: str, punctuation: str, value: str) -> ValueError:
+    characters = " ".join(punctuation)
+    return ValueError(f"expected a {kind} of letters, digits and {characters}, got {value_text(value)}")
+
+
 def _check_word(value: str) -> str:
     if not _WORD.fullmatch(value):
-        raise ValueError(f"expected a word of letters, digits, _ . and -, got {value_text(value)}")
+        raise _wrong_characters("word", "_.-", value)
     return value
 
 
 def _check_name(value: str) -> str:
     # The name of a scenario becomes a directory name.
     if len(value) > _MAX_NAME_CHARS:
-        raise ValueError(f"expected at most {_MAX_NAME_CHARS} characters, got {len(value)}: {value_text(value)}")
+        raise ValueError(f"expected at most {_MAX_NAME_CHARS} characters, got {len(value)}")
     if not NAME.fullmatch(value):
-        raise ValueError(f"expected a name of letters, digits and _ . @ = , : + -, got {value_text(value)}")
+        raise _wrong_characters("name", "_.@=,:+-", value)
     return value
 
 

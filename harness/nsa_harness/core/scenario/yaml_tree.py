@@ -198,7 +198,7 @@ class _Builder:
         line = text.count("\n", 0, position)
         column = position - (text.rfind("\n", 0, position) + 1)
         character = text[position : position + 1]
-        message = f"the character U+{ord(character):04X} is not allowed in a YAML file" if character else "is not YAML"
+        message = _refused_character(character) if character else "is not YAML"
         return Mistake(origin=self._origin(line, column), key="", message=message)
 
     def _node(self, event: Event, events: Iterator[Event], path: tuple[str, ...], at: Origin | None = None) -> Node:
@@ -211,8 +211,7 @@ class _Builder:
         content = self._scalar(event)
         if isinstance(content, str) and "\0" in content:
             # The kernel ends a text at this character: no argument, environment variable or path can contain it.
-            message = f"{value_text(content)} contains the character U+0000; remove it"
-            self.mistakes.append(Mistake(origin=origin, key=".".join(path), message=message))
+            self.mistakes.append(Mistake(origin=origin, key=".".join(path), message=_refused_character("\0")))
         return Node(origin=origin, content=content)
 
     def _items(self, events: Iterator[Event], path: tuple[str, ...]) -> Iterator[Node]:
@@ -263,6 +262,10 @@ class _Builder:
 
     def _origin(self, line: int, column: int) -> Origin:
         return Origin(source=self.source, line=line + 1, column=column + 1)
+
+
+def _refused_character(character: str) -> str:
+    return f"the character U+{ord(character):04X} is not allowed in a YAML file"
 
 
 class _VerbatimBuilder(_Builder):

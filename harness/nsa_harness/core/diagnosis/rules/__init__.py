@@ -83,6 +83,7 @@ from nsa_harness.core.diagnosis.explanation import Rule
 from nsa_harness.core.diagnosis.rules import (
     autograd,
     calls_differ,
+    child_waits,
     failures,
     frameworks,
     group_waits,
@@ -175,6 +176,7 @@ RULES: Mapping[RulePhase, tuple[Rule, ...]] = {
         threads.open_thread_wait,
         threads.livelock,
         host_waits.starved,
+        child_waits.child_waits,
         host_waits.blocked_io,
         group_waits.transport,
     ),
