@@ -19,10 +19,9 @@ from functools import cache
 from typing import Any, TypeVar, cast
 from urllib.parse import quote, unquote
 
+from nsa_harness.core.raw_bytes import with_raw_bytes
 from nsa_harness.core.secret_forms import VARIABLE, Found, find_in_value, find_in_words, find_secrets
 from nsa_harness.core.secret_names import Required, is_distinctive, is_number, is_word, required_of, words_of
-
-from nsa_harness.core.raw_bytes import with_raw_bytes
 
 T = TypeVar("T")
 

@@ -26,6 +26,8 @@ from ruamel.yaml.events import (
     StreamStartEvent,
 )
 
+from nsa_harness.core.raw_bytes import with_raw_bytes
+
 DEPTH_LIMIT = 16  # levels of nesting
 NODE_LIMIT = 20_000  # keys and values in one file
 
@@ -312,7 +314,9 @@ def value_text(value: object, limit: int = 60) -> str:
 def visible(text: str, limit: int = 200) -> str:
     """Return `text` on one line, with control characters escaped, cut off after `limit` characters."""
     cut = text[:limit] + "..." if len(text) > limit else text
-    return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in cut)
+    return "".join(
+        c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in with_raw_bytes(cut)
+    )
 
 
 def _syntax_message(error: MarkedYAMLError) -> str:
