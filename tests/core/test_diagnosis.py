@@ -160,11 +160,12 @@ def test_a_stopped_rank_is_named_with_its_line() -> None:
 
 def test_a_rank_that_another_rank_stopped_names_the_line_that_did_it() -> None:
     stopped = rank_snapshot(1, frame(95), process=process(101, state="T", tasks=(task(101),)))
-    sender = in_all_reduce(0, collective(6), status_file=board(stopped={101: (frame(12),)}))
+    line = frame(12, file="train.py")  # a status file has no directories
+    sender = in_all_reduce(0, collective(6), status_file=board(stopped={101: (line,)}))
     found = main(stalled(sender, stopped))
     assert (found.code, found.ranks) == ("stopped_process", (0,))
     assert found.place is not None
-    assert found.place.line == 12
+    assert (found.place.file, found.place.line) == (frame(12).file, 12)
     assert found.claim == "rank 1 is stopped by a signal (state T); rank 0 sent it (ada/train.py:12)"
 
 

@@ -1,5 +1,6 @@
-"""Both ranks wait for the result of a remote call while they hold the lock that the called function takes: rank 0
-for a future, rank 1 for a remote reference.
+"""Both ranks wait for the result of a remote call while they hold the lock that the called function takes.
+
+Rank 0 waits for a future, rank 1 for a remote reference.
 """
 
 import os

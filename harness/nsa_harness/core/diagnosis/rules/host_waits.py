@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.diagnosis.confidence import EvidenceKind
@@ -19,6 +20,7 @@ from nsa_harness.core.diagnosis.context import (
 )
 from nsa_harness.core.diagnosis.explanation import Explanation, rule_if
 from nsa_harness.core.diagnosis.rules.threads import awaited_thread_line, living_partner
+from nsa_harness.core.evidence.evidence import Frame
 from nsa_harness.core.evidence.stacks import A_LOCK, thread_wait
 from nsa_harness.core.report import Facts, Place
 from nsa_harness.core.verdict.host_waits import is_from_spawn
@@ -69,7 +71,7 @@ def stopped_process(
     pid = child.pid if child else snapshot.pid if snapshot else None
     senders = [(rank, file.stopped[pid]) for rank, file in context.status_files.items() if pid in file.stopped]
     sender, lines = senders[0] if senders else (None, ())
-    sender_line = place_of(context, sender, lines[0]) if lines else None
+    sender_line = place_of(context, sender, _with_directory(context, lines[0])) if lines else None
     return Explanation(
         cause=Cause.STOPPED_PROCESS,
         evidence=EvidenceKind.FACT,
@@ -85,6 +87,15 @@ def stopped_process(
         place=sender_line or wait_place(context, root),
         proof=dump_proof(context, root),
     )
+
+
+def _with_directory(context: DiagnosisContext, frame: Frame) -> Frame:
+    """Return the frame, of which only the name of the file is known, with the path if only one file has this name."""
+    stacks = (stack for rank in context.last_snapshot.values() for stack in rank.stacks)
+    files = {frame.file for stack in stacks for frame in stack.frames}
+    files |= {source.file for source in context.evidence.sources}
+    matching = [file for file in files if file.rpartition("/")[2] == frame.file]
+    return replace(frame, file=matching[0]) if len(matching) == 1 else frame
 
 
 @rule_if(root_where(lambda root: bool(root.debugger)))
