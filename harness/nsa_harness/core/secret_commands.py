@@ -64,6 +64,7 @@ def passwords_in_words(words: Sequence[str]) -> Iterator[tuple[int, int, int]]:
             previous in taking
             or (is_login and f"login:{previous}" in taking)
             or (previous == "login" and "login:*" in taking)
+            or (is_login and "login:*" in taking and not word.startswith("-") and is_secret(word, Required.MIXED))
         ):
             start = 0
         elif equals and option in taking:

@@ -19,6 +19,7 @@ _DIGIT_SOON = r"(?=[A-Za-z]{0,40}(?:[0-9]|[a-z][A-Z]{1,3}[a-z]{0,2}[A-Z]))"  # o
 _PROVIDERS = r"""
 1password         A3-[A-Z0-9]{6}-[A-Z0-9-]{20,40} ops_eyJ[A-Za-z0-9+/=_-]{20,4096}
 adobe             p8e-[A-Za-z0-9]{24,64}
+conda channel     /t/>>/t/([a-z]{2}-[0-9a-f][0-9a-f-]{12,80})/
 age               AGE-SECRET-KEY-1[A-Z0-9]{20,80}
 airtable          pat[A-Za-z0-9]{14}\.[a-f0-9]{32,64}
 alibaba           LTAI[A-Za-z0-9]{12,40}
@@ -26,7 +27,7 @@ anyscale          esecret_{D}[A-Za-z0-9]{16,64}
 artifactory       AKCp[A-Za-z0-9]{10,128} cmVmd[A-Za-z0-9]{30,128}
 asana             /1>>[0-9]/[0-9]{14,18}(?:/[0-9]{14,18})?:[A-Za-z0-9]{32}
 atlassian         AT(?:ATT|CTT|BB)[A-Za-z0-9]{1,3}[A-Za-z0-9_=-]{16,400}
-aws               AKIA[A-Z0-9]{12,64} ASIA[A-Z0-9]{12,64} ABIA[A-Z0-9]{12,64} ACCA[A-Z0-9]{12,64} A3T[A-Z0-9]{13,64} ABSK[A-Za-z0-9+/]{30,400}={0,2}
+aws               AKIA[A-Z0-9]{16}["'][,\x20]{1,3}["']([A-Za-z0-9/+=]{40}) ASIA[A-Z0-9]{16}["'][,\x20]{1,3}["']([A-Za-z0-9/+=]{40}) AKIA[A-Z0-9]{12,64} ASIA[A-Z0-9]{12,64} ABIA[A-Z0-9]{12,64} ACCA[A-Z0-9]{12,64} A3T[A-Z0-9]{13,64} ABSK[A-Za-z0-9+/]{30,400}={0,2}
 azure ad          Q~>>[A-Za-z0-9_~.]{3}[0-9]Q~[A-Za-z0-9_~.-]{20,40}
 azure devops      JQQJ99>>[A-Za-z0-9]{52}JQQJ99[A-Za-z0-9]{10}AAA[A-Z]{3}[A-Za-z0-9]{8,12}
 azure storage     ==>>(?<!sha512-)[A-Za-z0-9+/]{86}==
@@ -119,7 +120,7 @@ square            EAAA[A-Za-z0-9_-]{40,80} sq0[a-z]{3}-[A-Za-z0-9_-]{20,64}
 stripe            k_>>[sr]k_(?:live|test|prod)_[A-Za-z0-9]{16,255} whsec_[A-Za-z0-9+/=]{16,255}
 supabase          sb[pv]_[a-f0-9]{30,64} sb_secret_[A-Za-z0-9_-]{20,64}
 tailscale         tskey-[A-Za-z]{2,12}-[A-Za-z0-9-]{12,100}
-telegram          :A>>[0-9]{6,12}:[A-Za-z0-9_-]{30,40}(?![A-Za-z0-9_-])
+telegram          /bot>>/bot([0-9]{6,12}:[A-Za-z0-9_-]{30,40})/ :A>>[0-9]{6,12}:[A-Za-z0-9_-]{30,40}(?![A-Za-z0-9_-])
 tencent           AKID[A-Za-z0-9]{28,40}
 terraform         .atlasv1.>>[A-Za-z0-9]{10,20}\.atlasv1\.[A-Za-z0-9_=-]{40,100}
 together          tgp_v1_[A-Za-z0-9_-]{24,64}
@@ -189,6 +190,7 @@ rdesktop       -p
 ipmitool       -P
 snmpget snmpwalk   -A -X
 wandb vault    login:*
+oathtool       -b --base32 --totp
 """
 
 

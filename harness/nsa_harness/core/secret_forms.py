@@ -145,9 +145,20 @@ def _found_in_view(text: str, *, code: bool, typed: bool) -> Iterator[Found]:
     yield from _in_addresses(text)
     yield from _announced(text)
     yield from _named(text, code=code)
+    if code:
+        for match in _TEXT_IN_CODE.finditer(text):
+            for each in _named(match[0].strip("\"'"), code=False):
+                start = text.index(match[0].strip("\"'"), match.start()) + each.start
+                yield replace(each, start=start, end=start + each.end - each.start)
     if not typed:
         yield from (Found(start, end, text[start:end]) for start, end in passwords_in_text(text))
 
+
+# String literals and comments of a program, which may quote a configuration or a connection string.
+_TEXT_IN_CODE = re.compile(
+    r"\"{3}(?:[^\"]|\"(?!\"\")){8,4096}|'{3}(?:[^']|'(?!'')){8,4096}"
+    r"|\"[^\"\n]{8,2048}\"|'[^'\n]{8,2048}'|#[^\n]{8,512}"
+)
 
 # Tokens of known formats.
 
@@ -263,8 +274,8 @@ _BEARER = re.compile(r"\b[Bb]earer[ \t]{1,4}([^\s\"'<>\\;{}]{8,4096})")
 _DIGEST = re.compile(r"\bresponse=\\{0,3}\"?([0-9A-Za-z]{16,128})")
 _OAUTH_CODE = re.compile(r"[?&]code=([^\s&\"'<>#]{8,512})")
 _PIPED = re.compile(
-    r"\becho[ ](?:-n[ ])?[\"']?([^\s\"'|]{4,256})[\"']?[ ]{0,4}\|[^\n|]{0,80}"
-    r"(?:sudo[ ]-S|password-stdin|passwd|kinit|with-token)"
+    r"\b(?:echo[ ](?:-n[ ])?|printf[ ](?:'%s'[ ]|\"%s\"[ ]|%s[ ])?)[\"']?([^\s\"'|]{4,256})[\"']?[ ]{0,4}"
+    r"(?:\||\n\+{1,3}[ ])[^\n|]{0,80}(?:sudo[ ]-S|password-stdin|passwd|kinit|with-token|cryptsetup)"
 )
 _USER_OPTION = re.compile(
     r"(?<![\w-])--?(?:user|userpass|login|creds?)[ \t=]{1,4}\\{0,3}[\"']?[^\s:\"'/]{1,64}:([^\s\"'@/:]{5,128})"
@@ -280,9 +291,22 @@ _NETRC = re.compile(
     r"\b(?:login|user|username)[ \t\n]{1,8}(\S{1,128})[ \t\n]{1,8}(?:password|passwd|pass)[ \t\n]{1,8}(\S{1,512})"
 )
 _PHRASE = re.compile(
-    r"(?i:identified[ ]by(?:[ ]password)?|wandb[ ]login(?:[ ]--?[\w-]{1,16}){0,3}"
+    r"(?i:identified[ ]by(?:[ ]password)?|wandb[ ]login(?:[ ]--?[\w-]{1,16}(?:=\S{1,256})?){0,3}"
     r"|\bpassw(?:or)?d[ ](?:for|of)[ ]\S{1,64}[ ](?:is|was|:|=)"
     r"|\bpassw(?:or)?d)[ \t]{1,4}([\"'`]?)([^\s\"'`]{4,512})\1"
+)
+_FOREIGN_NAME = re.compile(
+    r"mot de passe|contrase(?:ñ|n)a|palavra-passe|passwor[td]\b|пароль|密码|密碼|口令|パスワード|비밀번호|wachtwoord"
+    r"|hasło|heslo|lösenord|adgangskode|parola",
+    re.IGNORECASE,
+)
+_WORD_NEARBY = re.compile(r"[^\s«»“”„\"'`,;()：:]{6,128}")
+_PASSPHRASE = re.compile(r"(?i:pass ?phrase|mnemonic|seed phrase)[ \t:=]{1,4}([\"'])([^\"'\n]{12,256})\1")
+_PROMPT = re.compile(
+    r"^Password(?: for '[^'\n]{1,256}')?:[ \t]{0,4}\r?\n[ \t]{0,8}(\S{6,128})[ \t]{0,8}$", re.MULTILINE
+)
+_FIRST_ARGUMENT = re.compile(
+    r"\b(?:(?:Offline)?Experiment|Session|Client|Api|API|login)\([ \t\n]{0,16}[\"']([A-Za-z0-9_\-]{20,128})[\"']"
 )
 _PGPASS = re.compile(r"^[\w.*-]{1,253}:(?:\d{1,5}|\*):[\w*-]{1,63}:[\w*@.-]{1,63}:(\S{4,256})$", re.MULTILINE)
 _LOGIN_CALL = re.compile(
@@ -308,7 +332,7 @@ def _announced(text: str) -> Iterator[Found]:
         yield from (Found(*m.span(1), m[1]) for m in _BASIC.finditer(text) if is_basic_login(m[1]))
     if "igest" in text:
         yield from (Found(*m.span(1), m[1]) for m in _DIGEST.finditer(text))
-    for hint, pattern in (("code=", _OAUTH_CODE), ("echo ", _PIPED)):
+    for hint, pattern in (("code=", _OAUTH_CODE), ("echo ", _PIPED), ("printf ", _PIPED)):
         for match in pattern.finditer(text) if hint in text else ():
             if is_secret(match[1], Required.NO_WORD):
                 yield Found(*match.span(1), match[1])
@@ -329,6 +353,19 @@ def _announced(text: str) -> Iterator[Found]:
             value = match[2].rstrip(".,;:!?)")
             if is_secret(value, Required.NO_WORD) and (match[1] or not is_reference(match[2])):
                 yield Found(match.start(2), match.start(2) + len(value), value)
+    for match in _FOREIGN_NAME.finditer(text) if not text.isascii() or "asse" in lower else ():
+        stop = text.find("\n", match.end(), match.end() + 60)
+        for word in _WORD_NEARBY.finditer(text, match.end(), stop if stop >= 0 else match.end() + 60):
+            if is_secret(word[0], Required.NO_WORD) and any(map(str.isdigit, word[0])):
+                yield Found(*word.span(), word[0])
+                break
+    if "phrase" in lower or "mnemonic" in lower:
+        yield from (Found(*m.span(2), m[2]) for m in _PASSPHRASE.finditer(text) if m[2].count(" ") >= 2)
+    if "Password" in text:
+        yield from (Found(*m.span(1), m[1]) for m in _PROMPT.finditer(text) if is_secret(m[1], Required.NO_WORD))
+    for match in _FIRST_ARGUMENT.finditer(text):
+        if is_secret(match[1], Required.RANDOM):
+            yield Found(*match.span(1), match[1])
     if text.count(":") >= 4:
         yield from (Found(*m.span(1), m[1]) for m in _PGPASS.finditer(text) if is_secret(m[1], Required.NO_WORD))
     for match in _LOGIN_CALL.finditer(text):
@@ -455,7 +492,8 @@ def _values_after(text: str, name: str, before: str, end: int, *, code: bool) ->
         )
         typed = is_option or in_address or is_variable or bool(is_argument)
         required = required_of(name, typed=typed)
-        if kind == "listed" and not typed and required is not None:
+        is_logger = "." in name and ":" in match[0]  # as in "INFO trainer.auth.tokens: module loaded"
+        if (kind == "listed" or is_logger) and not typed and required is not None:
             required = max(required, Required.NO_WORD)
         items = _LIST.match(text, match.end()) if kind != "listed" else None
         starts = [each.start() for each in _ITEM.finditer(text, *items.span())] if items else []
@@ -536,6 +574,8 @@ def _value_at(
     may_be_url = any(word in name.lower() for word in ("webhook", "dsn"))
     if wrapper := _WRAPPER.match(text, at):
         at = wrapper.end()
+    if text.startswith("$'", at):  # a shell's quote that may contain escapes
+        at += 1
     if quoted := _QUOTED.match(text, at):
         value = (
             quoted[3].rstrip("\\")

@@ -47,8 +47,8 @@ _TABLE = """
 [key]
     key token keys tokens
 [other]
-    auth cookie cookies webhook signature sig dsn pat jwt bearer session sessionid sid sessid otp totp license licence
-    salt pin authorization sas csrf csrftoken xsrf oauth nonce seedphrase storepass keypass
+    auth cred cookie cookies webhook signature sig dsn pat jwt bearer session sessionid sid sessid otp totp license
+    licence salt pin authorization sas csrf csrftoken xsrf oauth nonce seedphrase storepass keypass
 [opening]
     api access private secret auth account encryption signing service license ssh master subscription app client
     admin deploy deployment user rsa aes hmac jwt ssl tls wandb openai anthropic azure aws gcp hf comet neptune
@@ -67,7 +67,7 @@ _TABLE = """
     embedding embeddings embed embeddings position positions states state cache shape dtype weight weights bias proj
     projection layer layers norm head heads attn loss acc accuracy scale score scores logits ratio threshold
     status result results failed ok by attempts retries retry checks check strength complexity source
-    hasher hashers manager sort order function fn class cls module frame frames board map point points word words
+    hasher hashers stdin manager sort order function fn class cls module frame frames board map point points word words
     space bits bit address bus stage stages number step steps rejected warning level
 [suffix]
     prod production dev develop development test testing stage staging local live sandbox base value val data json b64
@@ -119,7 +119,7 @@ _GLUED = re.compile(
 )
 _GLUED_SHORT = re.compile(
     r"(?<!^by)(?<!^com)(?<!^encom)(?<!^sur)(?<!^tres)(?<!^low)(?<!^high)(?<!^band)(?<!^under)(?<!^over)(?<!^all)"
-    r"(?:pass|pwd|(?:db|user|admin|bind|root|ldap|mail|ftp)pw)$|(?:hf|bot|user|csrf|xsrf|npm|git)token$"
+    r"(?:pass|pwd|(?:db|user|admin|bind|root|ldap|mail|ftp)pw)$|(?:hf|bot|user|csrf|xsrf|npm|git|identity|refresh|session|bearer)token$"
     r"|(?:ssh|master|aes|hmac)key$"
 )
 _PART = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
@@ -244,8 +244,17 @@ _SYMBOL = re.compile(r"[!@#$%^&*+~?§€£]")
 _SHORTEST = {Required.NO_WORD: 4, Required.MIXED: 7, Required.RANDOM_OR_HEX: 10, Required.RANDOM: 10}
 
 
+# A value that only says where the secret is: a file, a variable in an address, a tag of YAML, a mount of docker.
+_WHERE = re.compile(
+    r"^(?:file|env|fd|prompt|keyring):|://[^\s:@/]{0,128}:(?:\$\{?\w+\}?|\{\w+\}|%\(\w+\)s)@|^!\w+$|^(?:id=[a-z_]{1,32},)?(?:type|src|source)=[\w.,=/-]+$"
+    r"|^[\"']{2}$"
+)
+
+
 def is_secret(value: str, required: Required, *, may_be_url: bool = False) -> bool:
     """Return whether a value is a secret if its name requires this of it."""
+    if _WHERE.search(value):
+        return False
     if not value or value.lower() in _PLACEHOLDERS or _REFERENCE.fullmatch(value) or _is_path(value):
         return False
     if required == Required.ANYTHING:
