@@ -152,6 +152,10 @@ def test_a_line_of_a_private_key_is_known_by_itself() -> None:
         (["-p", "s3cr3tPa55"], "s3cr3tPa55"), (["curl", "-u", "a:bcd", "https://x"], "bcd"),
         (["sshpass", "-p", "abc"], "abc"), (["mysql", "-phunter"], "hunter"), (["--hf_token=abc"], "abc"),
         (["docker", "login", "-p", "abc"], "abc"), (["+logger.api_key=q1"], "q1"),
+        (["tool", "set", "db", "password", "3bh_8r.tf"], "3bh_8r.tf"), (["x", "\n", "--api-key", "\n", "abc1"], "abc1"),
+        (["echo", "Torv9713*", "|", "sudo", "-S", "ls"], "Torv9713*"),
+        (["mc", "alias", "set", "s", "https://s.example", "me", "SzwnCqLrz5RhrbY92wh3dyh"], "SzwnCqLrz5RhrbY92wh3dyh"),
+        (["conda", "-c", "https://c.example/t/tk-c184bdebfb35758e74722c/ml"], "tk-c184bdebfb35758e74722c"),
         (["bash", "-c", "curl -u a:hunter2 https://x"], "hunter2"),
     ],
 )  # fmt: skip

@@ -53,7 +53,7 @@ def passwords_in_words(words: Sequence[str]) -> Iterator[tuple[int, int, int]]:
         if (name := word.rpartition("/")[2]) in options and not word.startswith("-"):
             taking, is_login = options[name], False
             continue
-        is_login = is_login or word == "login"
+        is_login = is_login or word in ("login", "alias")
         option, equals, _ = word.partition("=")
         glued = next(
             (each[:-1] for each in taking if each[-1] == "*" and ":*" not in each and word.startswith(each[:-1])), ""

@@ -163,7 +163,7 @@ def provider_patterns() -> tuple[tuple[str, str], ...]:
 
 
 # Commands, and their options that are followed by a password. An option that ends in "*" has the password in the same
-# word. `login:-p` counts only after the word "login", and `login:*` is the argument after it. An option whose name
+# word. `login:-p` counts only after the word "login" or "alias", and `login:*` is the argument after it. An option whose name
 # tells that it takes a password, such as --password, is found without this table.
 _COMMANDS = """
 curl           -u -u* -su -ku -Lu -sSu --user -U --proxy-user --oauth2-bearer --pass -b
@@ -189,7 +189,7 @@ xfreerdp       /p:*
 rdesktop       -p
 ipmitool       -P
 snmpget snmpwalk   -A -X
-wandb vault    login:*
+wandb vault mc mcli    login:*
 oathtool       -b --base32 --totp
 """
 

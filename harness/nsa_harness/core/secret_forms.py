@@ -75,10 +75,19 @@ _cached_secrets = lru_cache(maxsize=1 << 15)(_find_secrets)
 
 def find_in_words(words: Sequence[str]) -> list[list[Found]]:
     """Return the secrets in each argument of a command line."""
-    spans = passwords_in_words(words)
     found = [find_secrets(word, typed=True) for word in words]
-    name = ""
-    for at, word in enumerate(words):
+    filled = [at for at, word in enumerate(words) if word.strip()]  # a continued line may leave an empty argument
+    spans = ((filled[at], start, end) for at, start, end in passwords_in_words([words[at] for at in filled]))
+    name, sets = "", False
+    for order, at in enumerate(filled):
+        word = words[at]
+        if word == "|" and order and _TAKES_PASSWORD.search(" ".join(words[at + 1 : at + 12])):
+            piped = words[filled[order - 1]]
+            if is_secret(piped, Required.NO_WORD):
+                found[filled[order - 1]].append(Found(0, len(piped), piped))
+        if sets and required_of(words[filled[order - 1]]) == Required.ANYTHING and not word.startswith("-"):
+            found[at] += _value_of("", word, Required.NO_WORD, 0, may_be_url=False)
+        sets = sets or word in _SETTING_WORDS
         required = Required.MIXED if name == "p" else required_of(name, typed=True)
         if name and not word.startswith("--"):
             found[at] += _value_of(name, word, required, 0, may_be_url=True)
@@ -111,6 +120,7 @@ def _value_of(name: str, value: str, required: Required | None, start: int, *, m
     return []
 
 
+_SETTING_WORDS = words_of("set modify config")  # of a command that goes on with a name and its value
 _LOGIN_PAIR = re.compile(r"[^\s:/]{1,128}:([^\s:/]{1,512})")
 
 
@@ -194,7 +204,11 @@ def _formatted(text: str) -> Iterator[Found]:
 
 
 def _begins(text: str, at: int) -> bool:
-    return at == 0 or not text[at - 1].isalnum() or text[max(0, at - 2) : at] in ("\\n", "\\t", "\\r")
+    return (
+        at == 0
+        or not (text[at].isalnum() and text[at - 1].isalnum())
+        or text[max(0, at - 2) : at] in ("\\n", "\\t", "\\r")
+    )
 
 
 # Private keys, whose lines may have prefixes.
@@ -273,9 +287,10 @@ _HEADER = re.compile(
 _BEARER = re.compile(r"\b[Bb]earer[ \t]{1,4}([^\s\"'<>\\;{}]{8,4096})")
 _DIGEST = re.compile(r"\bresponse=\\{0,3}\"?([0-9A-Za-z]{16,128})")
 _OAUTH_CODE = re.compile(r"[?&]code=([^\s&\"'<>#]{8,512})")
+_TAKES_PASSWORD = re.compile(r"(?:sudo[ ]-S|password-stdin|passwd|kinit|with-token|cryptsetup)")
 _PIPED = re.compile(
     r"\b(?:echo[ ](?:-n[ ])?|printf[ ](?:'%s'[ ]|\"%s\"[ ]|%s[ ])?)[\"']?([^\s\"'|]{4,256})[\"']?[ ]{0,4}"
-    r"(?:\||\n\+{1,3}[ ])[^\n|]{0,80}(?:sudo[ ]-S|password-stdin|passwd|kinit|with-token|cryptsetup)"
+    rf"(?:\||\n\+{{1,3}}[ ])[^\n|]{{0,80}}{_TAKES_PASSWORD.pattern}"
 )
 _USER_OPTION = re.compile(
     r"(?<![\w-])--?(?:user|userpass|login|creds?)[ \t=]{1,4}\\{0,3}[\"']?[^\s:\"'/]{1,64}:([^\s\"'@/:]{5,128})"

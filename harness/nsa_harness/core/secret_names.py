@@ -115,7 +115,7 @@ _PROSE_WORDS = _WORDS["prose"]
 # Endings of names that are written as one word.
 _GLUED = re.compile(
     r"(?:password|passwd|passphrase|passwort|apikey|secretkey|accesskey|privatekey|authtoken|apitoken|accesstoken"
-    r"|secret|credentials)s?$"
+    r"|secret|credentials|passw[dor]{2,4})s?$"
 )
 _GLUED_SHORT = re.compile(
     r"(?<!^by)(?<!^com)(?<!^encom)(?<!^sur)(?<!^tres)(?<!^low)(?<!^high)(?<!^band)(?<!^under)(?<!^over)(?<!^all)"
@@ -255,7 +255,7 @@ def is_secret(value: str, required: Required, *, may_be_url: bool = False) -> bo
     """Return whether a value is a secret if its name requires this of it."""
     if _WHERE.search(value):
         return False
-    if not value or value.lower() in _PLACEHOLDERS or _REFERENCE.fullmatch(value) or _is_path(value):
+    if not value.strip() or value.lower() in _PLACEHOLDERS or _REFERENCE.fullmatch(value) or _is_path(value):
         return False
     if required == Required.ANYTHING:
         return not (_FLOAT.fullmatch(value) or (len(value) < 4 and value.isdigit()) or _CHECKSUM.fullmatch(value))
