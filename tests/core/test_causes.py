@@ -52,11 +52,15 @@ NAMED_BY_RULES = {
 
 def used_elsewhere(cause: Cause) -> list[str]:
     """The modules beside the diagnosis and its readers that say this cause of a run."""
-    paths = [path for part in (".", "comparison", "experiment", "outcome") for path in CORE.glob(f"{part}/*.py")]
+    parts = (".", "comparison", "experiment", "outcome", "../commands")
+    paths = [path for part in parts for path in CORE.glob(f"{part}/*.py")]
     return [
         path.name
         for path in paths
-        if re.search(rf"(?:cause|code)=Cause\.{cause.name}\b|make_finding\(\s*Cause\.{cause.name}\b", path.read_text())
+        if re.search(
+            rf"(?:(?:cause|code)=|return )Cause\.{cause.name}\b|make_finding\(\s*Cause\.{cause.name}\b",
+            path.read_text(),
+        )
     ]
 
 

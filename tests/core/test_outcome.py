@@ -32,6 +32,7 @@ from hypothesis import strategies as st
 
 from nsa_harness.commands.judge import judge_evidence
 from nsa_harness.core.comparison.severity import strict_exit_code
+from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.evidence.evidence import Collective, Ending, Evidence, RankEvidence
 from nsa_harness.core.evidence.gradients import RankTraces
 from nsa_harness.core.outcome.outcome import ruled_out_causes, skipped_outcome, summarize_rank, unjudged_outcome
@@ -367,6 +368,11 @@ def test_a_fault_of_the_harness_is_an_error_of_that_attempt() -> None:
     told = unjudged_outcome(spec(), attempt=3, directory="ddp_onestep~3", error="OSError: disk full")
     assert told.verdict == Verdict(status=Status.ERROR, kind=None, cause="harness_error", summary="OSError: disk full")
     assert (told.expected, told.attempt, told.dir, told.spec.spec_hash) == (False, 3, "ddp_onestep~3", "9c1e")
+
+
+def test_an_attempt_whose_directory_is_lost_has_this_cause_and_no_culprit() -> None:
+    told = unjudged_outcome(spec(), attempt=1, directory="a", error="it was moved", cause=Cause.ATTEMPT_DIRECTORY_LOST)
+    assert (told.verdict.status, told.verdict.cause, told.culprit) == (Status.ERROR, "attempt_directory_lost", None)
 
 
 # The words.

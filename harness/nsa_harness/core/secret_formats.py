@@ -91,7 +91,7 @@ openai, deepseek  sk-(?:(?:proj|svcacct|admin|None|or-v1|ant-[a-z]{2,8}[0-9]{2})
 openshift         sha256~[A-Za-z0-9_-]{30,64}
 paypal            access_token\$(?:production|sandbox)\$[a-z0-9]{10,24}\$[a-f0-9]{24,40}
 perplexity        pplx-{D}[A-Za-z0-9]{24,64}
-pinecone          pcsk_{D}[A-Za-z0-9_]{24,100}
+pinecone          pcsk_[A-Za-z0-9_]{24,100}
 plaid             access-(?:sandbox|development|production)-[a-f0-9-]{30,40}
 planetscale       pscale_(?:tkn|oauth|pw)_[A-Za-z0-9_.=-]{24,80}
 posthog           ph[cx]_{D}[A-Za-z0-9]{30,64}

@@ -320,6 +320,9 @@ _PASSPHRASE = re.compile(r"(?i:pass ?phrase|mnemonic|seed phrase)[ \t:=]{1,4}([\
 _PROMPT = re.compile(
     r"^Password(?: for '[^'\n]{1,256}')?:[ \t]{0,4}\r?\n[ \t]{0,8}(\S{6,128})[ \t]{0,8}$", re.MULTILINE
 )
+_FORMATTED = re.compile(
+    r"(?:earer|asic|oken|[Kk]ey|assword)[^\"'\n]{0,40}\{\w{0,16}\}[\"']\.format\([ \t]{0,4}[\"']([^\"'\n]{8,256})[\"']"
+)
 _FIRST_ARGUMENT = re.compile(
     r"\b(?:(?:Offline)?Experiment|Session|Client|Api|API|login)\([ \t\n]{0,16}[\"']([A-Za-z0-9_\-]{20,128})[\"']"
 )
@@ -378,9 +381,10 @@ def _announced(text: str) -> Iterator[Found]:
         yield from (Found(*m.span(2), m[2]) for m in _PASSPHRASE.finditer(text) if m[2].count(" ") >= 2)
     if "Password" in text:
         yield from (Found(*m.span(1), m[1]) for m in _PROMPT.finditer(text) if is_secret(m[1], Required.NO_WORD))
-    for match in _FIRST_ARGUMENT.finditer(text):
-        if is_secret(match[1], Required.RANDOM):
-            yield Found(*match.span(1), match[1])
+    for pattern, required in ((_FIRST_ARGUMENT, Required.RANDOM), (_FORMATTED, Required.NO_WORD)):
+        for match in pattern.finditer(text):
+            if is_secret(match[1], required):
+                yield Found(*match.span(1), match[1])
     if text.count(":") >= 4:
         yield from (Found(*m.span(1), m[1]) for m in _PGPASS.finditer(text) if is_secret(m[1], Required.NO_WORD))
     for match in _LOGIN_CALL.finditer(text):
@@ -394,7 +398,7 @@ def _announced(text: str) -> Iterator[Found]:
 # Values after a telling name.
 
 _NAME = re.compile(
-    r"(?<![a-z0-9_.\-])[a-z0-9_.\-]*?(?:p(?:ass|w|at|in|hrase|sk)|auth|ke(?:y|nnwort)|token|s(?:ecret|ig|id|ess|alt|as|enha)"
+    r"(?<![a-z0-9_.\-])[a-z0-9_.\-]*?(?:p(?:ass|w|swd|at|in|hrase|sk)|auth|ke(?:y|nnwort)|tok|s(?:ecret|ig|id|ess|alt|as|enha)"
     r"|c(?:red|ookie|srf|on(?:n|trasena))|webhook|dsn|jwt|bearer|otp|licen[cs]e|xsrf|nonce|mnemonic)[a-z0-9_.\-]*+"
 )
 _LONGEST_NAME = 100
@@ -436,7 +440,8 @@ _PROSE = re.compile(
     r"[ \t:]{1,4}){0,2}(?=[^\n]|(?<=:)\n)"
 )
 _NEXT_LINE = re.compile(
-    r"(?:[|>][-+]?)?(?:[ \t]{0,8}[\\(])?[ \t]{0,8}\r?\n(?:\[[^\]\n]{1,32}\]:?)?[ \t]{0,32}(?:[+>#-][ \t]{1,8})?"
+    r"(?:[|>][-+]?)?(?:[ \t]{0,8}[\\(])?(?:[ \t]{0,8}\r?\n){1,2}"
+    r"(?:\[[^\]\n]{1,32}\]:?)?[ \t]{0,32}(?:[+>#-][ \t]{1,8})?"
 )
 _WRAPPER = re.compile(
     r"(?:[A-Za-z_]\w{0,30}\.){0,3}(?:Secret(?:Str|Bytes)?|str|bytes|String|Some|Optional|Field|field|Value"
@@ -591,6 +596,8 @@ def _value_at(
         at = wrapper.end()
     if text.startswith("$'", at):  # a shell's quote that may contain escapes
         at += 1
+    if text.startswith(('"""', "'''"), at):
+        at += 2
     if quoted := _QUOTED.match(text, at):
         value = (
             quoted[3].rstrip("\\")

@@ -43,11 +43,11 @@ _TABLE = """
     apitoken authtoken accesstoken accesskey secretkey privatekey connectionstring connstr mnemonic
     passwort kennwort contrasena senha
 [short]
-    pass pw pwd psk
+    pass pw pwd pswd psk
 [key]
     key token keys tokens
 [other]
-    auth cred cookie cookies webhook signature sig dsn pat jwt bearer session sessionid sid sessid otp totp license
+    auth cred tok cookie cookies webhook signature sig dsn pat jwt bearer session sessionid sid sessid otp totp license
     licence salt pin authorization sas csrf csrftoken xsrf oauth nonce seedphrase storepass keypass
 [opening]
     api access private secret auth account encryption signing service license ssh master subscription app client

@@ -91,6 +91,7 @@ class Producer(StrEnum):
     EXPECTATION = "a number that the scenario expects"
     NEEDS = "a need of the scenario that the machine lacks"
     ATTEMPTS = "a comparison of several attempts"
+    COMMAND = "the command that launched the run, because no evidence is left"
 
 
 class CauseTestKind(StrEnum):
@@ -413,6 +414,7 @@ class Cause(StrEnum):
         shown_by=by_evidence("needs a watched job that continues after its proof"))
     ATTEMPT_DIRECTORY_LOST = replace(_UNJUDGED, code="attempt_directory_lost", severity=Severity.WARNING,
         ok_severity=Severity.WARNING, has_culprit=False, second_run=None,
+        producer=Producer.COMMAND,
         shown_by=by_test("tests/end_to_end/test_lost_directory.py", "leaves no evidence"))
     HARNESS_ERROR = replace(_UNJUDGED, code="harness_error", severity=Severity.WARNING, ok_severity=Severity.WARNING,
         has_culprit=False, shown_by=by_evidence("needs a defect of nsa-harness itself"))
