@@ -120,7 +120,7 @@ _GLUED = re.compile(
 _GLUED_SHORT = re.compile(
     r"(?<!^by)(?<!^com)(?<!^encom)(?<!^sur)(?<!^tres)(?<!^low)(?<!^high)(?<!^band)(?<!^under)(?<!^over)(?<!^all)"
     r"(?:pass|pwd|(?:db|user|admin|bind|root|ldap|mail|ftp)pw)$|(?:hf|bot|user|csrf|xsrf|npm|git|identity|refresh|session|bearer)token$"
-    r"|(?:ssh|master|aes|hmac)key$"
+    r"|(?:ssh|master|aes|hmac|auth|signing|session|encryption)key$"
 )
 _PART = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
 
