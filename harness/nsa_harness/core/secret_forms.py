@@ -94,7 +94,7 @@ def find_in_words(words: Sequence[str]) -> list[list[Found]]:
         option, equals, right = word.partition("=")
         if equals and re.fullmatch(r"[\w.:/@+~-]+", option):
             found[at] += find_in_value(option, right, len(option) + 1)
-        name = word.lstrip("-") if re.fullmatch(r"-[\w.-]+", word) else ""
+        name = word.lstrip("-") if re.fullmatch(r"-[\w.,-]+", word) else ""
     for at, start, end in spans:
         if end > start and is_secret(words[at][start:end], Required.ANYTHING):
             found[at].append(Found(start, end, words[at][start:end]))
