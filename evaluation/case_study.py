@@ -28,6 +28,7 @@ SETTINGS = PROGRAMS / "case_study"
 LIMIT_S = 3600.0
 CONFIDENCE = 0.75  # of most claims; a claim about a failure that always occurs then needs three pairs of runs
 UNDECIDED, NOT_COMPARABLE = "undecided", "not comparable"
+AGREES, CONTRADICTS = "agrees", "contradicts"
 REPORTED = "reported"  # the program of the reports; any other command launches nsa.train as it is
 REPORTS = (
     "1-comprehensive-testing-report.md",
@@ -52,6 +53,13 @@ class Command:
     @property
     def line(self) -> str:
         return shlex.join(["nsa-harness", *self.words])
+
+    @property
+    def failure(self) -> str:
+        """The failure that the command is about."""
+        if any("rss_bytes" in word or "gpu_bytes" in word for word in self.words):
+            return "memory"
+        return "time limit" if self.code == REPORTED else "crash"
 
     @property
     def is_claim(self) -> bool:
@@ -232,13 +240,13 @@ EXPERIMENT = Experiment(
 
 
 def verdict_on(belief: Belief, cell: Cell | None) -> str:
-    """Return what the result of a command says of a belief: "right", "wrong", or why it says neither."""
+    """Return whether the result of a command agrees with a belief, or why it says neither."""
     if cell is None:
         return "not run yet"
     if belief.claim in RUNS:
-        return "right" if cell["result"].startswith(belief.agrees) else "wrong"
+        return AGREES if cell["result"].startswith(belief.agrees) else CONTRADICTS
     if cell["result"] in (SUPPORTED, REFUTED):
-        return "right" if cell["result"] == belief.agrees else "wrong"
+        return AGREES if cell["result"] == belief.agrees else CONTRADICTS
     return "not testable here" if cell["result"] == NOT_COMPARABLE else "open"
 
 
@@ -365,15 +373,18 @@ def _table(seen: Mapping[str, Cell]) -> Iterator[str]:
     yield from ("## The beliefs", "")
     yield from paragraph(
         f"""
-        The table has {len(BELIEFS)} rows: {counts}. The column "source" has the number of the report and the heading of
-        the section: {_report_list()}. The columns "without" and "with" show how many runs failed without and with the
-        change.
+        The table has {len(BELIEFS)} rows: {counts}. The column "source" has the number of the report and the heading
+        of the section: {_report_list()}. The reports did not distinguish their failures; the column "failure" says
+        which failure a row tests. The words "agrees" and "contradicts" compare the answer with the belief, for this
+        failure only. Most beliefs are tested with the crash, because it takes less time. The columns "without" and
+        "with" show how many runs failed without and with the change. If nothing fails on either side, the answer is
+        undecided: the failure of the report does not occur here.
         """
     )
     yield ""
-    heads = ("about", "belief, quoted", "source", "command that tests it", "answer", "the belief is")
+    heads = ("about", "belief, quoted", "source", "command that tests it", "failure", "answer", "and the belief")
     yield f"| {' | '.join((*heads, 'without', 'with', 'runs', 'confidence'))} |"
-    yield "| --- | --- | --- | --- | --- | --- | ---: | ---: | ---: | ---: |"
+    yield "| --- | --- | --- | --- | --- | --- | --- | ---: | ---: | ---: | ---: |"
     for belief, verdict in zip(BELIEFS, verdicts, strict=True):
         yield _row(belief, verdict, seen.get(belief.claim))
     yield ""
@@ -390,7 +401,7 @@ def _row(belief: Belief, verdict: str, cell: Cell | None) -> str:
     sides = line.get("sides", ())
     counts = [f"{side['failed']} of {side['of']}" for side in sides] or ["", ""]
     runs = line.get("attempts", int(cell is not None and not command.is_claim))
-    confidence = f"{100 * line['confidence']:.0f} %" if line and verdict in ("right", "wrong") else ""
+    confidence = f"{100 * line['confidence']:.0f} %" if line and verdict in (AGREES, CONTRADICTS) else ""
     answer = f"**{cell['result'].upper()}**" if cell and cell["result"] != NOT_COMPARABLE else ""
     quote = belief.quote.replace("|", "\\|")
     return " | ".join(

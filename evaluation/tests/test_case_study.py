@@ -66,7 +66,7 @@ def test_a_claim_says_of_a_belief_only_what_its_result_says() -> None:
     belief = next(belief for belief in BELIEFS if belief.claim in CLAIMS)
     other = SUPPORTED if belief.agrees == REFUTED else REFUTED
     said = {result: verdict_on(belief, {"result": result}) for result in (belief.agrees, other, "undecided", "exit 2")}
-    assert list(said.values()) == ["right", "wrong", "open", "open"]
+    assert list(said.values()) == ["agrees", "contradicts", "open", "open"]
     assert verdict_on(belief, {"result": NOT_COMPARABLE}) == "not testable here"
     assert verdict_on(belief, None) == "not run yet"
 

@@ -312,14 +312,17 @@ def test_a_killed_claim_goes_on_where_it_was_killed(
     assert run_command_line([*CLAIM, "--out", "whole"]) == 0
     whole, asked = json.loads(Path("whole", NAME).read_text()), launched.asked
 
-    def show_line(*_: object) -> None:
+    show = experiment.Experiment.show
+
+    def killed_show(*arguments: Any) -> None:
         if len(launched.asked) == number:
             raise Killed
+        show(*arguments)
 
     launched.asked = []
     with monkeypatch.context() as patched:
         if between:
-            patched.setattr(experiment.Experiment, "show_line", show_line)
+            patched.setattr(experiment.Experiment, "show", killed_show)
         else:
             kill_in(launched, number)
         with pytest.raises(Killed):

@@ -323,7 +323,7 @@ def test_a_child_that_inherited_no_lock_is_not_said_to_have_been_forked_with_one
 def test_a_stopped_child_is_named_by_its_number() -> None:
     found = main_finding(stalled(rank("wait4", child(300, syscall="kill", state="T"), held_by=(300,))))
     assert (found.code, found.ranks) == ("stopped_process", (0,))
-    assert "its child process 300 (python child.py), which is stopped by a signal" in found.claim
+    assert "its child process 300 (python train.py), which is stopped by a signal" in found.claim
     assert found.claim.endswith("the process sent it to itself")
     assert "kill -CONT 300" in found.advice
 

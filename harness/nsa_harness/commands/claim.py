@@ -237,7 +237,7 @@ def _test(
 
     def add(trial: Trial) -> None:
         test.add_trial(trial)
-        experiment.show_line(partial(shown.trial_line, so_far()))
+        experiment.show(partial(shown.trial_lines, so_far()))
 
     for trial in journal.stored:
         add(trial)

@@ -29,7 +29,7 @@ from nsa_harness.core.experiment.repeats import with_flakiness
 from nsa_harness.core.plan import RunSpec, Skip
 from nsa_harness.core.report import MachineFacts, Outcome, Report
 from nsa_harness.core.schedule import ONCE, Policy, free_devices
-from nsa_harness.errors import UsageError
+from nsa_harness.errors import HarnessError, UsageError
 from nsa_harness.render.events import SCHEMA, Events
 from nsa_harness.render.experiments.live import ExperimentScreen
 from nsa_harness.render.listener import Broadcast, Listener

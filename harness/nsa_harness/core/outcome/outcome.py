@@ -19,6 +19,7 @@ from nsa_harness.core.evidence.evidence import Ending, Evidence, RankEvidence, R
 from nsa_harness.core.evidence.host import Gpu, sigterm_reaction
 from nsa_harness.core.evidence.stacks import recomputed_frame, user_frame
 from nsa_harness.core.outcome.callstacks import call_stacks
+from nsa_harness.core.outcome.last_shared import last_shared_call
 from nsa_harness.core.outcome.next_step import after_slow
 from nsa_harness.core.outcome.wording import (
     Meshes,

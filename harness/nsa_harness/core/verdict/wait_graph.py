@@ -32,6 +32,8 @@ from nsa_harness.core.verdict.motion import (
     STARVED_SHARE,
     Motion,
     is_stopped_by_job,
+    latest_end_s,
+    leaf,
     motion,
     only_another_line,
     rank_stack,

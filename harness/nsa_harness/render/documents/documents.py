@@ -50,7 +50,10 @@ def write_documents(
     """
     report = replace(report, files=tuple(_collected_files(run, report)))
     documents: list[tuple[Path, Callable[[], str]]] = [
-        (run.summary, lambda: summary_md(report, playbook)),  # first, because on a full disk the last ones are lost
+        (
+            run.summary,
+            lambda: summary_md(report, playbook, claim),
+        ),  # first, because on a full disk the last ones are lost
         (run.report, lambda: to_json(report, playbook)),
         (run.junit, lambda: junit_xml(report)),
         (run.sarif, lambda: sarif(report, _checkout(run))),

@@ -25,8 +25,8 @@ from nsa_harness.subject.files import IN_CHECKOUT
 from nsa_harness.supervisor.launch.machine import visible_devices_value
 from nsa_harness.supervisor.launch.reaper import ProcessIdentity, process_identity
 from nsa_harness.supervisor.launch.umask import program_umask
-from nsa_harness.supervisor.launch.watchdog import Watchdog, end_orphaned_runs, start_reaper
-from nsa_harness.supervisor.storage.rundir import AttemptDir, append_line
+from nsa_harness.supervisor.launch.watchdog import Watchdog, end_orphaned_runs, read_owner, start_reaper
+from nsa_harness.supervisor.storage.rundir import AttemptDir
 
 _PACKAGE = Path(__file__).resolve().parents[2]
 BOOTSTRAP = _PACKAGE / "probe" / "bootstrap"
@@ -320,7 +320,7 @@ def note_probe_directory(attempt: AttemptDir, probe_dir: Path) -> None:
     if probe_dir.parent != _MEMORY and os.access(_MEMORY, os.W_OK):
         free_kb = _free_bytes(_MEMORY) // 1000
         reason = f"{_MEMORY} has only {free_kb} kB of free space, so they were written to {probe_dir.parent}"
-        append_line(attempt.watch, {"event": "trouble", "what": "status files", "why": reason, "rank": None})
+        attempt.append_record(attempt.watch, {"event": "trouble", "what": "status files", "why": reason, "rank": None})
 
 
 def end_dead_runs() -> None:

@@ -473,6 +473,9 @@ class Watch:
         for snapshot in self.snapshots.snapshots_to_store(ending):
             text = json_text(self.attempt.redaction.value(snapshot))
             self.attempt.directory.write(self.attempt.dumps / f"snapshot{snapshot.number}.json", text)
+        # A rank with a status file stores its flight recorder when it exits. If the run has exited, a request that was
+        # refused earlier, such as during start-up on a busy machine, is no gap.
+        storing_ranks = {rank for rank, file in self.ranks.status_files.items() if file and ending is Ending.EXITED}
         for trouble in self.ranks.sampler.trouble:
             if trouble.what == "flight recorder" and trouble.rank in storing_ranks:
                 continue
