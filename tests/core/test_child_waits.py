@@ -63,3 +63,11 @@ def test_the_wait_of_a_child_is_the_cause_of_the_wait_for_it(
 
 def test_a_child_that_reads_anything_but_a_queue_is_blocked_io() -> None:
     assert main(waiting((), {"syscall": "read", "target": "/data/fifo"}, "wait4")).code == "blocked_io"
+
+
+def test_a_rank_that_waits_for_a_child_whose_queue_it_could_empty_is_at_fault_itself() -> None:
+    put = (frame(89, file=f"{LIBRARY}multiprocessing/queues.py", function="Queue.put"),)
+    found = main(waiting(put, {**SEMAPHORE, "timed": True, "held_by": None}, "wait4"))
+    assert (found.code, found.facts["closed"], found.facts["waits_for"]) == ("lock_cycle", False, "room in a queue")
+    assert found.place is not None
+    assert found.place.line == 5

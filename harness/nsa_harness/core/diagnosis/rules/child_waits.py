@@ -37,7 +37,11 @@ def _waiting_child(context: DiagnosisContext) -> tuple[Wait, ChildWait, ThreadWa
 
 @rule_if(_waiting_child)
 def child_waits(context: DiagnosisContext, root: Wait, child: ChildWait, wait: ThreadWait) -> Explanation:
-    """Explain a hang in which a rank waits for a child process that waits for a lock, a barrier or a queue."""
+    """Explain a hang in which a rank waits for a child process that waits for a lock, a barrier or a queue.
+
+    A rank that could still empty the queue of its child is at fault itself: it should do so before it waits.
+    """
+    rank_is_at_fault = wait.call == "Queue.put" and not root.is_closed
     return Explanation(
         cause=Cause.LOCK_CYCLE,
         evidence=EvidenceKind.CLOSED if root.is_closed else EvidenceKind.KERNEL,
@@ -53,6 +57,6 @@ def child_waits(context: DiagnosisContext, root: Wait, child: ChildWait, wait: T
             "no_progress_s": context.evidence.ended_s - (context.evidence.last_progress_s or 0.0),
         },
         ranks=(root.rank,),
-        place=place_of(context, None, child.user_frame),
+        place=wait_place(context, root) if rank_is_at_fault else place_of(context, None, child.user_frame),
         proof=dump_proof(context, root),
     )
