@@ -378,3 +378,8 @@ def test_a_line_of_words_is_what_a_shell_takes(text: str) -> None:
 
 def cleaned(text: str) -> str:
     return Secrets().text(text)
+
+
+@pytest.mark.parametrize("password", ["!Hunter42x", "!9kQz71Lw"])
+def test_a_password_that_begins_like_a_tag_of_yaml_is_a_secret(password: str) -> None:
+    assert password not in Secrets().text(f"password: {password}")

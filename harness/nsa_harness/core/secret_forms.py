@@ -157,9 +157,10 @@ def _found_in_view(text: str, *, code: bool, typed: bool) -> Iterator[Found]:
     yield from _named(text, code=code)
     if code:
         for match in _TEXT_IN_CODE.finditer(text):
-            for each in _named(match[0].strip("\"'"), code=False):
-                start = text.index(match[0].strip("\"'"), match.start()) + each.start
-                yield replace(each, start=start, end=start + each.end - each.start)
+            quoted_text = match[0].strip("\"'")
+            offset = match.start() + match[0].index(quoted_text)
+            for each in _named(quoted_text, code=False):
+                yield replace(each, start=offset + each.start, end=offset + each.end)
     if not typed:
         yield from (Found(start, end, text[start:end]) for start, end in passwords_in_text(text))
 

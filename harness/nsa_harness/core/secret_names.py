@@ -245,15 +245,15 @@ _SHORTEST = {Required.NO_WORD: 4, Required.MIXED: 7, Required.RANDOM_OR_HEX: 10,
 
 
 # A value that only says where the secret is: a file, a variable in an address, a tag of YAML, a mount of docker.
-_WHERE = re.compile(
-    r"^(?:file|env|fd|prompt|keyring):|://[^\s:@/]{0,128}:(?:\$\{?\w+\}?|\{\w+\}|%\(\w+\)s)@|^!\w+$|^(?:id=[a-z_]{1,32},)?(?:type|src|source)=[\w.,=/-]+$"
+_PLACE_OF_SECRET = re.compile(
+    r"^(?:file|env|fd|prompt|keyring):|://[^\s:@/]{0,128}:(?:\$\{?\w+\}?|\{\w+\}|%\(\w+\)s)@|^![a-z_/-]+$|^(?:id=[a-z_]{1,32},)?(?:type|src|source)=[\w.,=/-]+$"
     r"|^[\"']{2}$"
 )
 
 
 def is_secret(value: str, required: Required, *, may_be_url: bool = False) -> bool:
     """Return whether a value is a secret if its name requires this of it."""
-    if _WHERE.search(value):
+    if _PLACE_OF_SECRET.search(value):
         return False
     if not value.strip() or value.lower() in _PLACEHOLDERS or _REFERENCE.fullmatch(value) or _is_path(value):
         return False
