@@ -1,0 +1,1 @@
+"""The recordings of a run: which statements each rank executed, and why the ranks took different ways."""

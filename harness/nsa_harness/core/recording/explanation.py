@@ -1,0 +1,72 @@
+"""Define the answer to why the ranks of a recorded run took different ways."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from nsa_harness.core.report import Place
+
+
+class OriginKind(StrEnum):
+    """What made a value differ between the ranks."""
+
+    RANK = "rank"  # the number of the rank, of its host or of its device
+    ENVIRONMENT = "environment"  # an environment variable
+    FILE = "file"  # the content or the existence of a file
+    LENGTH = "length"  # the length of a dataset, loader or shard
+    RANDOM = "random"  # a random draw
+    CLOCK = "clock"
+    HASH_ORDER = "hash_order"  # the order of a set or of hashes of strings
+    LEAK = "leak"  # a call that only some ranks make changes state that outlives the call
+    MISSING_REDUCTION = "missing_reduction"  # a value computed from this rank's own data, never made equal
+    PEER_VALUE = "peer_value"  # a value received from another rank
+    OTHER_RANKS_FILE = "other_ranks_file"  # a file that another rank wrote or removed
+    RESTORED_STATE = "restored_state"  # state loaded from a checkpoint
+    EXCEPTION = "exception"  # an exception that only some ranks raised
+    CALL = "call"  # a call that only some ranks make
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankValues:
+    """A name and its value on each rank at the same point of the program. A rank without a value is left out."""
+
+    name: str
+    values: tuple[tuple[int, str], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Division:
+    """The statement after which ranks took different ways."""
+
+    place: Place
+    occurrence: int  # the number of this execution among the rank's executions of the statement, from 1
+    ways: tuple[tuple[tuple[int, ...], Place | None], ...]  # ranks, and their next statement; None: they ended here
+    condition: str  # source text of the condition, iterable or call; "" if there is none
+    values: tuple[RankValues, ...]  # the values that decide
+    step: int | None = None  # the training step, counted by optimizer steps, from 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """A source line that may have to change."""
+
+    place: Place
+    kind: OriginKind
+    ranks: tuple[int, ...]  # the ranks that differ from the majority, or from rank 0
+    name: str = ""  # the variable or attribute that first differs, such as "stopper.bad"; "" if there is none
+    occurrence: int = 1
+    values: tuple[RankValues, ...] = ()
+    chain: tuple[tuple[Place, str], ...] = ()  # from the origin to the division: lines, and the name assigned there
+    caller: Place | None = None  # for a leak: the statement that only some ranks executed
+
+
+@dataclass(frozen=True, kw_only=True)
+class Explanation:
+    """Why the ranks took different ways. `candidates` has the most likely line first and may be empty."""
+
+    candidates: tuple[Candidate, ...]
+    division: Division | None
+    ends: tuple[tuple[tuple[int, ...], Place | None, str], ...]  # ranks, where they stopped, and the operation there
+    notes: tuple[str, ...] = ()  # codes of what limits the answer: "truncated", "no_difference", "one_rank"
