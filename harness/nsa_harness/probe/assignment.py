@@ -1,0 +1,330 @@
+"""Reads and replaces values of the program for an experiment, without running any of the program's code.
+
+A value can be replaced only where Python stores it without calling anything: a local variable, a global variable, an
+entry of an instance's own dictionary, a slot, a class attribute, and an item of a list or dict. Everything else is
+refused, and the reason is recorded.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import marshal
+import sys
+import types
+import warnings
+
+# Importing typing takes longer than importing everything else here, so only type checkers load it.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from typing import Any
+
+MAX_BYTES = 65536  # of one value
+_MAX_DEPTH = 6
+_MRO = type.__dict__["__mro__"].__get__  # `cls.__mro__` would ask the metaclass
+_PLAIN = (int, float, bool, str, bytes, complex, type(None))
+_CONTAINERS = (list, tuple, dict)
+_NUMPY_SCALARS = ("float64", "float32", "int64", "int32", "bool")
+_OPTIMIZED = 1  # the flag of a code object whose locals are not stored in a dictionary
+ABSENT = object()  # the value of a name that does not exist
+
+
+class Refusal(Exception):
+    """An intervention cannot be carried out. The message is a code such as "property"."""
+
+
+class Holder:
+    """A name or an attribute whose value can be read and replaced."""
+
+    def __init__(self, read: Callable[[], Any], write: Callable[[Any], object], frame: Any = None) -> None:
+        self.read = read
+        self.write = write
+        self.frame = frame  # the frame of a local variable; otherwise None
+
+
+def find_holder(frame: types.FrameType, path: Sequence[Sequence[Any]]) -> Holder:
+    """Return the holder that `path` names in this frame. Raise Refusal if its value cannot be replaced safely.
+
+    A path such as [["name", "self"], ["attribute", "bad"], ["item", 0]] begins with a name. The key of
+    ["item of", "step"] is the value of another variable.
+    """
+    holder = _variable(frame, path[0][1])
+    for kind, key in path[1:]:
+        base = holder.read()
+        if base is ABSENT:
+            raise Refusal("unbound")
+        if kind == "item of":
+            key = _variable(frame, key).read()
+        holder = _attribute(base, key) if kind == "attribute" else _item(base, key)
+    return holder
+
+
+def owner_frame(frame: types.FrameType, name: str) -> types.FrameType | None:
+    """Return the frame among the callers of `frame` that owns its free variable `name`, or None."""
+    caller = frame.f_back
+    while caller is not None:
+        if name in caller.f_code.co_cellvars:
+            return caller
+        caller = caller.f_back
+    return None
+
+
+def _variable(frame: types.FrameType, name: str) -> Holder:
+    code = frame.f_code
+    if not code.co_flags & _OPTIMIZED:
+        if type(frame.f_locals) is dict and (name in frame.f_locals or frame.f_locals is frame.f_globals):
+            return _entry(frame.f_locals, name)
+    elif name in code.co_varnames or name in code.co_cellvars or name in code.co_freevars:
+
+        def write(value: Any) -> None:
+            # The assignment comes last: before Python 3.13, reading `f_locals` again would discard it.
+            frame.f_locals[name] = value
+            if sys.version_info < (3, 13):
+                ctypes.pythonapi.PyFrame_LocalsToFast(ctypes.py_object(frame), ctypes.c_int(0))
+
+        return Holder(lambda: frame.f_locals.get(name, ABSENT), write, frame)
+    if type(frame.f_globals) is dict and name in frame.f_globals:
+        return _entry(frame.f_globals, name)
+    raise Refusal("unbound")
+
+
+def _entry(mapping: dict[Any, Any], key: Any) -> Holder:
+    """Return the holder of one entry of a dict. A key whose comparison could run the program's code is refused."""
+    if len(mapping) > 100_000 or not all(is_one_of(type(other), _PLAIN) for other in mapping):
+        raise Refusal("keys")
+
+    def write(value: Any) -> None:
+        if value is ABSENT:
+            mapping.pop(key, None)
+        else:
+            mapping[key] = value
+
+    return Holder(lambda: mapping.get(key, ABSENT), write)
+
+
+def _item(base: Any, key: Any) -> Holder:
+    if type(base) is dict and is_one_of(type(key), (int, str)):
+        return _entry(base, key)
+    if type(base) is list and type(key) is int and -len(base) <= key < len(base):
+        return Holder(lambda: base[key], lambda value: base.__setitem__(key, value))
+    raise Refusal("container")
+
+
+def _attribute(base: Any, name: str) -> Holder:
+    if type(base) is type:
+        if name in type.__getattribute__(base, "__dict__") and not name.startswith("__"):
+            return Holder(
+                lambda: type.__getattribute__(base, "__dict__")[name],
+                lambda value: type.__setattr__(base, name, value),
+            )
+        raise Refusal("class")
+    descriptor = _class_attribute(base, name)
+    if type(descriptor) is types.MemberDescriptorType:
+        member: Any = descriptor
+
+        def read() -> Any:
+            try:
+                return member.__get__(base)
+            except AttributeError:
+                return ABSENT
+
+        return Holder(read, lambda value: member.__set__(base, value))
+    if descriptor is not ABSENT and any("__set__" in _namespace(cls) for cls in _MRO(type(descriptor))):
+        raise Refusal("property")
+    attributes = plain_attributes(base)
+    if attributes is None:
+        raise Refusal("no plain attributes")
+    return _entry(attributes, name)
+
+
+def plain_attributes(value: Any) -> dict[str, Any] | None:
+    """Return the dictionary of an instance, or None if reading it could run the program's code."""
+    descriptor = _class_attribute(value, "__dict__")
+    if type(value) is not types.ModuleType and type(descriptor) is not types.GetSetDescriptorType:
+        return None
+    attributes = object.__getattribute__(value, "__dict__")
+    return attributes if type(attributes) is dict else None
+
+
+def is_one_of(cls: type, classes: Sequence[type]) -> bool:
+    """Return whether a class is one of these classes. Comparing with `==` or hashing could run a metaclass."""
+    return any(cls is other for other in classes)
+
+
+def _class_attribute(value: Any, name: str) -> Any:
+    for cls in _MRO(type(value)):
+        found = _namespace(cls).get(name, ABSENT)
+        if found is not ABSENT:
+            return found
+    return ABSENT
+
+
+def _namespace(cls: type) -> Any:
+    return type.__getattribute__(cls, "__dict__")
+
+
+def is_plain(value: Any, depth: int = 0) -> bool:
+    """Return whether the value consists of exact builtin types only."""
+    if is_one_of(type(value), _PLAIN):
+        return True
+    if not is_one_of(type(value), _CONTAINERS) or depth == _MAX_DEPTH or len(value) > MAX_BYTES:
+        return False
+    parts = (*value, *value.values()) if type(value) is dict else value
+    return all(is_plain(part, depth + 1) for part in parts)
+
+
+def pack(value: Any, *, with_graph: bool = False) -> tuple[Any, ...]:
+    """Return the value as builtin types that another process can unpack. Raise Refusal for other values.
+
+    `with_graph`: allow a tensor that requires a gradient. The unpacked tensor has no graph.
+    """
+    if value is ABSENT:
+        raise Refusal("unbound")
+    if is_plain(value):
+        return _checked("plain", value)
+    if is_one_of(type(value), _numpy_scalars()):
+        return _checked("numpy", type(value).__name__, value.item())
+    torch: Any = sys.modules.get("torch")
+    if torch is None or type(value) is not torch.Tensor:
+        raise Refusal("type")
+    with TorchOnly():
+        if value.device.type != "cpu" or value.layout is not torch.strided or not value.is_contiguous():
+            raise Refusal("device")
+        if value.requires_grad and not with_graph:
+            raise Refusal("graph")
+        size = value.numel() * value.element_size()
+        if size > MAX_BYTES or (size and not value.data_ptr()):
+            raise Refusal("size")
+        return _checked("tensor", str(value.dtype), ctypes.string_at(value.data_ptr(), size), tuple(value.shape))
+
+
+def _checked(*packed: Any) -> tuple[Any, ...]:
+    if len(marshal.dumps(packed)) > MAX_BYTES * 2:
+        raise Refusal("size")
+    return packed
+
+
+def unpack(packed: tuple[Any, ...]) -> Any:
+    """Return a new object with the value that `pack` has packed."""
+    kind = packed[0]
+    if kind == "plain":
+        return packed[1]
+    if kind == "numpy":
+        return getattr(sys.modules["numpy"], packed[1])(packed[2])
+    torch: Any = sys.modules["torch"]
+    with TorchOnly():
+        dtype = getattr(torch, packed[1].partition(".")[2])
+        if not packed[2]:
+            return torch.empty(packed[3], dtype=dtype)
+        return torch.frombuffer(bytearray(packed[2]), dtype=dtype).reshape(packed[3])
+
+
+def kind_of(packed: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return what must be equal on two ranks so that one rank's value can replace the other's."""
+    if packed[0] == "tensor":
+        return ("tensor", packed[1], packed[3])
+    return (packed[0], type(packed[-1]).__name__)
+
+
+class TorchOnly:
+    """Keep torch from calling the program's function modes and dispatch modes within a `with` block."""
+
+    def __init__(self) -> None:
+        torch: Any = sys.modules["torch"]
+        names = ("DisableTorchFunction", "_DisableTorchDispatch")
+        self._guards = [getattr(torch._C, name)() for name in names if hasattr(torch._C, name)]
+
+    def __enter__(self) -> None:
+        for guard in self._guards:
+            guard.__enter__()
+
+    def __exit__(self, *error: object) -> None:
+        for guard in reversed(self._guards):
+            guard.__exit__(*error)
+
+
+def save(value: Any) -> Callable[[Holder], object]:
+    """Return a function that later restores this value in its holder. Raise Refusal if that is impossible.
+
+    The content of a list, dict, set or tensor is copied, because the program may change it in place.
+    """
+    if value is ABSENT or is_one_of(type(value), (*_PLAIN, tuple, *_numpy_scalars())):
+        return lambda holder: holder.write(value)
+    if is_one_of(type(value), (list, dict, set)):
+        if type(value) is not list and not all(is_one_of(type(key), _PLAIN) for key in value):
+            raise Refusal("keys")
+        content = value.copy()
+
+        def restore(holder: Holder) -> None:
+            if type(value) is list:
+                value[:] = content
+            else:
+                value.clear()
+                value.update(content)
+            holder.write(value)
+
+        return restore
+    packed = pack(value, with_graph=True)
+
+    def restore_tensor(holder: Holder) -> None:
+        with TorchOnly():
+            value.data.copy_(unpack(packed))
+        holder.write(value)
+
+    return restore_tensor
+
+
+def _numpy_scalars() -> tuple[type, ...]:
+    numpy = sys.modules.get("numpy")
+    return tuple(getattr(numpy, name) for name in _NUMPY_SCALARS if hasattr(numpy, name))
+
+
+def jump(frame: types.FrameType, line: int) -> None:
+    """Continue the frame at another line. Raise Refusal if Python does not allow it, or if a loop would start again."""
+    if line <= frame.f_lineno and line in _for_lines(frame.f_code):
+        raise Refusal("restarts the loop")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Python warns about locals that the skipped lines would have assigned
+            frame.f_lineno = line  # type: ignore[misc]  # it may be set in a trace function
+    except ValueError as error:
+        raise Refusal(f"jump: {error}") from None
+
+
+def _for_lines(code: types.CodeType) -> Iterator[int | None]:
+    import dis
+
+    instruction = dis.opmap["FOR_ITER"]
+    for begin, end, line in code.co_lines():
+        if instruction in code.co_code[begin:end:2]:
+            yield line
+
+
+def generator_states(names: Sequence[str]) -> dict[str, Any]:
+    """Return the state of each named generator ("torch", "random", "numpy") as builtin types."""
+    states: dict[str, Any] = {}
+    torch: Any = sys.modules.get("torch")
+    numpy_random: Any = sys.modules.get("numpy.random")
+    if "random" in names and "random" in sys.modules:
+        states["random"] = sys.modules["random"].getstate()
+    if "numpy" in names and numpy_random is not None:
+        kind, keys, *rest = numpy_random.get_state()
+        states["numpy"] = (kind, keys.tolist(), *rest)
+    if "torch" in names and hasattr(torch, "get_rng_state"):
+        with TorchOnly():
+            states["torch"] = bytes(torch.default_generator.get_state().tolist())
+    return states
+
+
+def set_generator_states(states: dict[str, Any]) -> None:
+    """Set the state of each generator in `states`, which comes from `generator_states`."""
+    if "random" in states:
+        sys.modules["random"].setstate(states["random"])
+    if "numpy" in states:
+        kind, keys, *rest = states["numpy"]
+        numpy: Any = sys.modules["numpy"]
+        numpy.random.set_state((kind, numpy.array(keys, dtype=numpy.uint32), *rest))
+    if "torch" in states:
+        torch: Any = sys.modules["torch"]
+        with TorchOnly():
+            torch.default_generator.set_state(torch.frombuffer(bytearray(states["torch"]), dtype=torch.uint8))

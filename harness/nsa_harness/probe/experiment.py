@@ -1,0 +1,372 @@
+"""Changes one value or one decision of the program, to find out whether it is the cause of a failure.
+
+The recorder calls `Experiment.before` before each statement of the user's code, and `Experiment.ended` when a function
+ends. An experiment has one intervention, which is one of these kinds:
+
+    undo       the effect of an extra call: restore the value that the calling statement found
+    generator  the state of random generators becomes that of the reference rank
+    scalar     the value of a name becomes that of the reference rank
+    branch     the next statement becomes that of the reference rank
+    hash_seed  PYTHONHASHSEED is set, so that sets have the same order on all ranks
+
+The reference rank publishes its values during the run, in a file of the probe directory. Whatever was applied, found
+equal or refused is recorded in another file of this directory.
+"""
+
+from __future__ import annotations
+
+import _thread
+import json
+import marshal
+import os
+import time
+
+from .. import protocol
+from .assignment import (
+    ABSENT,
+    Holder,
+    Refusal,
+    find_holder,
+    generator_states,
+    jump,
+    kind_of,
+    owner_frame,
+    pack,
+    save,
+    set_generator_states,
+    unpack,
+)
+
+# Importing typing takes longer than importing everything else here, so only type checkers load it.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import CodeType, FrameType
+    from typing import Any
+
+    Action = Callable[[FrameType, int], int]  # with the frame and its next line, 0 = it ended; returns as `before`
+
+_WAIT_S = 60.0  # for the value of the reference rank
+_POLL_S = 0.002
+_MAX_PUBLISHED = 20_000
+_MAX_LINES = 200  # of the record file; afterwards only every 100th event is written
+_MAX_KEPT = 1000
+_GENERATORS = ("torch", "random", "numpy")
+
+
+class Experiment:
+    """The intervention of this process. Nothing that fails in it reaches the program."""
+
+    def __init__(self, settings: dict[str, Any], directory: str, rank: int) -> None:
+        self._rank = rank
+        self._kind: str = settings["kind"]
+        self._at: tuple[str, int] = (settings.get("file", ""), settings.get("line", 0))
+        self._caller: tuple[str, int] = tuple(settings.get("caller") or self._at)
+        self._from: int = settings.get("from", 1)
+        self._path: list[list[Any]] = settings.get("path") or []
+        self._reference: int = settings.get("reference", 0)
+        self._ranks: list[int] = settings.get("ranks") or []
+        self._is_after: bool = settings.get("after", False)
+        self._is_temporary: bool = settings.get("temporary", False)
+        self._is_extra_draw = self._kind == "undo" and not self._path
+        self._lines = {self._at[1], self._caller[1]}
+        self._files: dict[CodeType, str] = {}
+        self._pending: dict[int, list[Action]] = {}  # by frame: what happens before its next statement
+        self._undoing: dict[int, list[list[Any]]] = {}  # by thread: a holder with its saver, for each running caller
+        self._kept: list[Any] = []  # replaced values, because dropping one could run its `__del__`
+        self._channel = _Channel(directory, settings.get("wait_s", _WAIT_S))
+        self._log = _Log(directory, rank)
+        self._is_on = rank in self._ranks or (not self._ranks if self._kind == "undo" else rank == self._reference)
+        os.register_at_fork(after_in_child=self._stop)
+        if self._kind == "hash_seed":
+            self._is_on = False
+            is_set = os.environ.get("PYTHONHASHSEED", "random") != "random"
+            self._log.note("changed" if is_set else "refused", 0, "" if is_set else "not set")
+
+    def before(self, frame: FrameType, _code_key: object, line: int, occurrence: int) -> int:
+        """Carry out what is due before a statement, and return the line at which the frame continues instead, or 0.
+
+        `line` is the first line of the statement, `occurrence` the number of this execution in this process, from 1.
+        """
+        if not self._is_on or (not self._pending and line not in self._lines):
+            return 0
+        try:
+            new_line = self._finish(frame, line) if self._pending else 0
+            if not new_line and line in self._lines:
+                self._begin(frame, (self._file(frame.f_code), line), occurrence)
+            return new_line
+        except Exception as error:
+            self._switch_off(occurrence, f"{type(error).__name__}: {error}"[:200])
+            return 0
+
+    def ended(self, frame: FrameType) -> None:
+        """Carry out what was due before the next statement of a function that has returned or raised an exception."""
+        if not self._is_on or id(frame) not in self._pending:
+            return
+        try:
+            self._finish(frame, 0)
+        except Exception as error:
+            self._switch_off(0, f"{type(error).__name__}: {error}"[:200])
+
+    def _stop(self) -> None:
+        self._is_on = False
+
+    def _switch_off(self, occurrence: int, reason: str) -> None:
+        self._is_on = False
+        self._pending.clear()
+        self._log.note("refused", occurrence, reason)
+
+    def _file(self, code: CodeType) -> str:
+        file = self._files.get(code)
+        if file is None:
+            file = self._files[code] = os.path.abspath(code.co_filename)
+        return file
+
+    def _finish(self, frame: FrameType, line: int) -> int:
+        new_line = 0
+        for action in self._pending.pop(id(frame), ()):
+            new_line = action(frame, line) or new_line
+        return new_line
+
+    def _wait_for_next(self, frame: FrameType, action: Action) -> None:
+        self._pending.setdefault(id(frame), []).append(action)
+
+    def _begin(self, frame: FrameType, place: tuple[str, int], occurrence: int) -> None:
+        """Begin the intervention if it applies to this execution of a statement."""
+        if self._kind == "undo":
+            self._undo(frame, place, occurrence)
+        elif place == self._at and occurrence >= self._from:
+            if self._kind == "branch":
+                self._wait_for_next(frame, lambda frame, line: self._follow(frame, line, occurrence))
+            elif self._is_after:
+                self._wait_for_next(frame, lambda frame, _: self._share(frame, occurrence))
+            else:
+                self._share(frame, occurrence)
+
+    def _share(self, frame: FrameType, occurrence: int) -> int:
+        """Publish the value of the reference rank, or set the published value on another rank."""
+        try:
+            if self._kind == "generator":
+                self._share_generators(occurrence)
+            else:
+                self._share_value(frame, occurrence)
+        except Refusal as error:
+            self._refuse(occurrence, error)
+        return 0
+
+    def _refuse(self, occurrence: int, error: Refusal) -> None:
+        """Record a refusal. The reference rank also publishes it, so that no other rank waits."""
+        self._log.note("refused", occurrence, str(error))
+        if self._rank == self._reference and self._kind != "undo":
+            self._channel.publish(occurrence, None)
+
+    def _share_value(self, frame: FrameType, occurrence: int) -> None:
+        holder = find_holder(frame, self._path)
+        value = holder.read()
+        packed = pack(value, with_graph=self._is_temporary)
+        if self._rank == self._reference:
+            self._publish(occurrence, packed)
+            return
+        wanted = self._receive(occurrence)
+        # Packed values are compared as bytes: nan is equal to nan, and 1 is not equal to True.
+        if marshal.dumps(wanted, 2) == marshal.dumps(packed, 2):
+            self._log.note("equal", occurrence)
+            return
+        if kind_of(wanted) != kind_of(packed):
+            raise Refusal("kind")
+        self._keep(value)
+        new_value = unpack(wanted)
+        holder.write(new_value)
+        self._log.note("changed", occurrence, "", _printable(packed), _printable(wanted))
+        if self._is_temporary:
+            self._wait_for_next(frame, lambda *_: self._put_back(holder, new_value, value))
+
+    def _put_back(self, holder: Holder, new_value: object, value: object) -> int:
+        if holder.read() is new_value:
+            holder.write(value)
+        return 0
+
+    def _share_generators(self, occurrence: int) -> None:
+        states = generator_states(_GENERATORS)
+        if self._rank == self._reference:
+            self._publish(occurrence, states)
+            return
+        wanted = self._receive(occurrence)
+        changed = {name: state for name, state in wanted.items() if name in states and states[name] != state}
+        set_generator_states(changed)
+        self._log.note("changed" if changed else "equal", occurrence, "", None, ",".join(sorted(changed)) or None)
+
+    def _undo(self, frame: FrameType, place: tuple[str, int], occurrence: int) -> None:
+        """Restore a value when the statement that made the extra call is done."""
+        thread = _thread.get_ident()
+        running = self._undoing.setdefault(thread, [])
+        if place == self._caller:
+            saved: list[Any] = []
+            running.append(saved)
+            if self._is_extra_draw:
+                saved.append(generator_states(_GENERATORS))
+            self._wait_for_next(frame, lambda *_: self._restore(running, saved, occurrence))
+        if place == self._at and running and not running[-1] and not self._is_extra_draw:
+            try:
+                name = self._path[0][1]
+                if frame.f_code.co_flags & 1 and len(self._path) == 1 and place != self._caller:
+                    if name in frame.f_code.co_freevars:
+                        owner = owner_frame(frame, name)
+                        if owner is None:
+                            raise Refusal("no frame")
+                        frame = owner
+                    elif name in frame.f_code.co_varnames:
+                        raise Refusal("local to the call")
+                holder = find_holder(frame, self._path)
+                running[-1].extend((holder, holder.read(), save(holder.read())))
+            except Refusal as error:
+                self._refuse(occurrence, error)
+
+    def _restore(self, running: list[list[Any]], saved: list[Any], occurrence: int) -> int:
+        running[:] = [other for other in running if other is not saved]
+        if not saved:
+            return 0
+        if self._is_extra_draw:
+            states = generator_states(_GENERATORS)
+            changed = {name: state for name, state in saved[0].items() if states[name] != state}
+            set_generator_states(changed)
+            self._log.note("changed" if changed else "equal", occurrence, "", None, ",".join(sorted(changed)) or None)
+            return 0
+        holder, old_value, restore = saved
+        try:
+            value = holder.read()
+            if value is ABSENT:
+                raise Refusal("unbound")
+            self._keep(value)
+            if old_value is ABSENT and holder.frame is not None:
+                raise Refusal("unbound")
+            restore(holder)
+            self._log.note("changed", occurrence, "", _printable_value(value), _printable_value(old_value))
+        except Refusal as error:
+            self._refuse(occurrence, error)
+        return 0
+
+    def _follow(self, frame: FrameType, line: int, occurrence: int) -> int:
+        """Publish the next line of the reference rank, or continue another rank at the published line."""
+        if self._rank == self._reference:
+            self._publish(occurrence, line)
+            return 0
+        try:
+            wanted = self._receive(occurrence)
+            if wanted == line:
+                self._log.note("equal", occurrence)
+                return 0
+            if not wanted or not line:
+                raise Refusal("the function ended")
+            jump(frame, wanted)
+            self._log.note("changed", occurrence, "", line, wanted)
+            return int(wanted)
+        except Refusal as error:
+            self._refuse(occurrence, error)
+            return 0
+
+    def _publish(self, occurrence: int, value: object) -> None:
+        self._channel.publish(occurrence, value)
+        self._log.note("published", occurrence)
+
+    def _receive(self, occurrence: int) -> Any:
+        try:
+            value = self._channel.receive(occurrence)
+        except TimeoutError as error:
+            self._is_on = False  # otherwise each execution would wait as long again
+            raise Refusal(str(error)) from None
+        if value is None:
+            raise Refusal("refused on the reference rank")
+        return value
+
+    def _keep(self, value: object) -> None:
+        if len(self._kept) >= _MAX_KEPT and type(value) is not int and type(value) is not float:
+            raise Refusal("too many values")
+        if type(value) is list or type(value) is dict or type(value) is set:
+            value = (value, value.copy())
+        self._kept.append(value)
+
+
+class _Channel:
+    """A file through which the reference rank passes values to the other ranks, by the number of the execution."""
+
+    def __init__(self, directory: str, wait_s: float) -> None:
+        self._path = os.path.join(directory, protocol.EXPERIMENT_VALUES)
+        self._wait_s = wait_s
+        self._published = 0
+        self._offset = 0
+        self._values: dict[int, Any] = {}
+        self._is_over = False
+
+    def publish(self, occurrence: int, value: Any) -> None:
+        self._published += 1
+        if self._published > _MAX_PUBLISHED:
+            return
+        body = marshal.dumps((occurrence, value, self._published == _MAX_PUBLISHED))
+        _append(self._path, len(body).to_bytes(4, "little") + body)
+
+    def receive(self, occurrence: int) -> Any:
+        """Return the published value, None if the reference rank has none, or raise TimeoutError."""
+        deadline = time.monotonic() + self._wait_s
+        while occurrence not in self._values:
+            if not self._read() and self._is_over:
+                raise TimeoutError("too many values")
+            if time.monotonic() > deadline:
+                raise TimeoutError("no value from the reference rank")
+            if occurrence not in self._values:
+                time.sleep(_POLL_S)
+        return self._values.pop(occurrence)
+
+    def _read(self) -> bool:
+        """Read what was published since the last call. Return whether there was anything."""
+        try:
+            with open(self._path, "rb") as file:
+                file.seek(self._offset)
+                data = file.read()
+        except FileNotFoundError:
+            return False
+        at = 0
+        while len(data) >= at + 4 and len(data) >= (end := at + 4 + int.from_bytes(data[at : at + 4], "little")):
+            occurrence, value, self._is_over = marshal.loads(data[at + 4 : end])
+            self._values[occurrence] = value
+            at = end
+        self._offset += at
+        return at > 0
+
+
+class _Log:
+    """The record of what was changed, found equal or refused in this process, one JSON object per line."""
+
+    def __init__(self, directory: str, rank: int) -> None:
+        self._path = os.path.join(directory, protocol.EXPERIMENT.format(pid=os.getpid()))
+        self._rank = rank
+        self._counts: dict[tuple[str, str], int] = {}
+
+    def note(self, event: str, occurrence: int, reason: str = "", before: object = None, after: object = None) -> None:
+        """Write one event. `before` and `after` are the values on this rank, if they may be shown."""
+        count = self._counts[event, reason] = self._counts.get((event, reason), 0) + 1
+        if count > (_MAX_LINES if event == "changed" else 1) and count % 100:
+            return
+        line = {"event": event, "rank": self._rank, "occurrence": occurrence, "count": count, "reason": reason}
+        line.update({"before": before, "after": after})
+        try:
+            _append(self._path, (json.dumps(line) + "\n").encode())
+        except OSError:
+            return
+
+
+def _append(path: str, data: bytes) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    try:
+        os.write(descriptor, data)
+    finally:
+        os.close(descriptor)
+
+
+def _printable(packed: tuple[Any, ...]) -> object:
+    """Return a packed number, or the kind of another value. Strings may be secrets, so they are never recorded."""
+    return packed[0] if packed[0] == "tensor" else _printable_value(packed[-1])
+
+
+def _printable_value(value: object) -> object:
+    return value if value is None or any(type(value) is cls for cls in (int, float, bool)) else type(value).__name__
