@@ -39,6 +39,8 @@ def start_probe() -> None:
     probe = ProcessProbe(directory, mode)
     if _owns_rank():
         probe.set_up_rank()
+    if protocol.ENV_RECORD in os.environ and not _is_agent(_command()):
+        probe.trouble.attempt("recording", lambda: _record(directory, probe.trouble))
     after_import(AWAITED, probe.on_torch_import, probe.trouble)
 
 
@@ -244,6 +246,30 @@ class ProcessProbe:
         # The original is restored in both namespaces before the setup patches it as a collective.
         c10d = sys.modules["torch.distributed.distributed_c10d"]
         before_first_call(c10d, "init_process_group", "late init", self.trouble, first_init, also=(torch.distributed,))
+
+
+def _record(directory: str, trouble: TroubleLog) -> None:
+    """Start recording which statements this process executes."""
+    import json
+
+    if sys.version_info < (3, 11):  # noqa: UP036
+        raise RuntimeError("recording statements needs Python 3.11 or later")
+    from .recorder import Recorder, rank_from_environment
+
+    wanted = json.loads(os.environ[protocol.ENV_RECORD])
+    recorder = Recorder(directory, trouble, with_values=wanted.get("values") is not False)
+    if wanted.get("experiment"):
+        from .experiment import Experiment  # type: ignore[import-not-found,import-untyped,unused-ignore]
+
+        recorder.experiment = Experiment(wanted["experiment"], directory, rank_from_environment()[0])
+    if hasattr(sys, "monitoring"):
+        from .recorder_monitoring import Monitor
+
+        Monitor(recorder, vars(sys)["monitoring"]).start()
+    else:
+        from .recorder_tracing import Tracer
+
+        Tracer(recorder).start()
 
 
 def _plant_fault() -> None:

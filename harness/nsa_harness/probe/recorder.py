@@ -1,0 +1,407 @@
+"""Records which statements the program executes, with their values and communication.
+
+Python reports every line of the program's own code: before 3.12 through sys.settrace (recorder_tracing.py), later
+through sys.monitoring (recorder_monitoring.py). This module turns the reports into the records of protocol.py. Code of
+libraries is not recorded, except for the calls that communicate.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+import threading
+import zlib
+from collections.abc import Sequence
+from typing import Any
+
+from .. import protocol
+from . import values
+from .patches import TroubleLog
+from .places import is_own
+from .record_file import RecordFile
+from .recorder_calls import Arguments, operation_of
+from .recorder_statements import SOURCE_LIMIT, Statement, statements_of
+
+PIECE = "recording"
+VALUES_LIMIT = 3000  # executions of a statement whose values are recorded
+EXECUTIONS_LIMIT = 30_000  # executions of a statement that are recorded
+CHECKED_CALLS = 50  # executions of a call after which it is known whether it draws random numbers
+MESSAGE_LIMIT = 300  # characters of the message of an exception
+_NESTED = ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>", "<lambda>")
+_CONTROL_FLOW = (StopIteration, StopAsyncIteration, GeneratorExit)
+_SHOWS_LOCALS = ("locals", "vars")
+_HAS_OWN_VARIABLES = 1  # CO_OPTIMIZED
+
+
+class ThreadState(threading.local):
+    """The activations and the communication that a thread is in."""
+
+    def __init__(self) -> None:
+        self.stack: list[Activation] = []
+        self.calls: list[Call] = []
+        self.number = 0
+        self.epoch = 0
+
+
+class SourceFile:
+    """A source file of the program, divided into statements."""
+
+    def __init__(self, path: str, name: str) -> None:
+        self.path = os.path.abspath(path)
+        self._statements: dict[int, Statement] = {}
+        try:
+            with open(name, "rb") as file:
+                self._statements = statements_of(file.read(SOURCE_LIMIT + 1))
+        except (OSError, SyntaxError, ValueError, RecursionError):
+            pass
+
+    def statement(self, line: int) -> Statement:
+        found = self._statements.get(line)
+        if found is None:
+            found = self._statements[line] = Statement(line)
+        return found
+
+
+class OwnCode:
+    """A function of the program, or the top level of a module."""
+
+    __slots__ = ("arguments", "code", "file", "key", "numbers", "opcodes", "shows_locals")
+
+    def __init__(self, code: Any, file: SourceFile) -> None:
+        self.code = code
+        self.file = file
+        count = code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & 4) + bool(code.co_flags & 8)
+        self.arguments = [values.Path(name, name, ()) for name in code.co_varnames[:count]]
+        self.key = (file.path, code.co_qualname)
+        self.numbers: tuple[int, int] = (-1, 0)  # the epoch of the file, and the number of this code there
+        self.opcodes = code.co_code
+        has_own_variables = bool(code.co_flags & _HAS_OWN_VARIABLES)
+        self.shows_locals = has_own_variables and any(name in code.co_names for name in _SHOWS_LOCALS)
+
+
+class Activation:
+    """One call of a function of the program that is still running."""
+
+    __slots__ = (
+        "code", "draws", "epoch", "error", "error_order", "frame_id", "has_values", "is_truncated", "number", "order",
+        "start", "statement", "thread",
+    )  # fmt: skip
+
+    def __init__(self, code: OwnCode, thread: ThreadState, epoch: int, number: int, frame_id: int) -> None:
+        self.code = code
+        self.thread = thread
+        self.epoch = epoch
+        self.number = number
+        self.frame_id = frame_id
+        self.statement: Statement | None = None
+        self.start = -1  # instruction at which the statement began
+        self.order = 0  # of the current execution
+        self.has_values = False
+        self.draws: list[tuple[str, str]] | None = None  # states of the generators before the statement
+        self.error = 0  # id of an exception that nothing has handled yet
+        self.error_order = 0
+        self.is_truncated = False
+
+
+class Call:
+    """One call that communicates and has not returned yet."""
+
+    __slots__ = ("code", "depth", "frame_id", "order")
+
+    def __init__(self, code: Any, frame_id: int, order: int, depth: int) -> None:
+        self.code = code
+        self.frame_id = frame_id
+        self.order = order
+        self.depth = depth  # activations of the thread
+
+
+class Recorder:
+    """A recorder of this process. Its methods are called for each event in the program's own code."""
+
+    def __init__(self, directory: str, trouble: TroubleLog, *, with_values: bool) -> None:
+        self.trouble = trouble
+        self.experiment: Any = None
+        self.with_values = with_values
+        self.is_on = True
+        self.epoch = 1  # increases in each forked child
+        self.threads = ThreadState()
+        self._directory = directory
+        self._next_order = itertools.count(1).__next__
+        self._next_number = itertools.count(1).__next__
+        self._files: dict[str, SourceFile] = {}
+        self._file: RecordFile | None = None
+        self._arguments = Arguments()
+        self._codes = 0
+        self._lock = threading.Lock()
+        harness = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+        self._foreign = (harness + os.sep, "<")
+        os.register_at_fork(after_in_child=self.continue_in_child)
+
+    # What the program's functions are.
+
+    def classify(self, code: Any) -> OwnCode | str | None:
+        """Return the description of a function of the program, the operation of a library's function, or None."""
+        file = code.co_filename
+        if file.startswith(self._foreign) or code.co_name in _NESTED:
+            return None
+        torch = sys.modules.get("torch")
+        prefix = os.path.dirname(getattr(torch, "__file__", None) or "") if torch is not None else ""
+        if (prefix and file.startswith(prefix + os.sep)) or not is_own(file, self._foreign):
+            return operation_of(code) or None
+        source = self._files.get(file)
+        if source is None:
+            if not os.path.isfile(file):
+                return None
+            source = self._files[file] = SourceFile(file, file)
+        return OwnCode(code, source)
+
+    # Events.
+
+    def begin(self, code: OwnCode, frame: Any) -> Activation:
+        """Record that a function of the program begins."""
+        thread = self._thread()
+        stack = thread.stack
+        activation = Activation(code, thread, self.epoch, self._next_number(), id(frame))
+        file = self._open()
+        epoch, number = code.numbers
+        if epoch != self.epoch:
+            number = self._add_code(code, file)
+        arguments = self._values(code.arguments, frame) if self.with_values and not file.is_nearly_full else []
+        parent = stack[-1].order if stack else 0
+        file.write(protocol.RECORD_ENTER, [activation.number, number, thread.number, parent, *arguments])
+        stack.append(activation)
+        return activation
+
+    def resume(self, activation: Activation) -> None:
+        """Continue an activation of a generator or coroutine, which had been suspended."""
+        thread = self._thread()
+        activation.thread = thread
+        thread.stack.append(activation)
+
+    def suspend(self, activation: Activation) -> None:
+        self._pop(activation)
+
+    def execute(self, activation: Activation, frame: Any, line: int) -> None:
+        """Record that a line of an activation is executed. Most lines begin a statement."""
+        statement = activation.code.file.statement(line)
+        at = frame.f_lasti
+        if statement is activation.statement and at > activation.start:
+            return  # another line of the statement, such as an argument of a call
+        file = self._open()
+        if activation.statement is not None:
+            self._finish(activation, frame, file)
+        activation.statement, activation.start = statement, at
+        statement.count += 1
+        if self.experiment is not None:
+            new_line = self.experiment.before(frame, activation.code.key, statement.line, statement.count)
+            if new_line:  # the frame continues there, and Python does not report this line
+                statement = activation.code.file.statement(new_line)
+                activation.statement, activation.start = statement, frame.f_lasti
+                statement.count += 1
+        if activation.error and not statement.is_cleanup:
+            self._handled(activation, file)
+        if statement.count > VALUES_LIMIT:
+            activation.has_values = False
+            if statement.count > EXECUTIONS_LIMIT:
+                if not activation.is_truncated:
+                    activation.is_truncated = True
+                    file.write(protocol.RECORD_TRUNCATED, [activation.number])
+                return
+            order = activation.order = self._next_order()
+            file.write(protocol.RECORD_EXECUTE, [activation.number, order, statement.line, 0])
+            return
+        has_values = activation.has_values = self.with_values and not file.is_nearly_full
+        order = activation.order = self._next_order()
+        reads = self._values(statement.reads, frame) if has_values and statement.reads else []
+        file.write(protocol.RECORD_EXECUTE, [activation.number, order, statement.line, has_values, *reads])
+        if statement.count == 1:
+            file.count_progress()
+        if statement.calls and (statement.draws or statement.can_draw or statement.count <= CHECKED_CALLS):
+            activation.draws = generator_states(statement.can_draw or statement.draws)
+
+    def end(self, activation: Activation, frame: Any, *, has_returned: bool, result: Any = None) -> None:
+        """Record that an activation returned or that an exception left it."""
+        file = self._open()
+        if activation.statement is not None:
+            self._finish(activation, frame, file)
+        if self.experiment is not None:
+            self.experiment.ended(frame)
+        if activation.error and has_returned:
+            self._handled(activation, file)
+        kind = text = identity = 0
+        if has_returned:
+            name, shown, identity = values.read(result) if self.with_values else ("", "", 0)
+            kind, text = file.string(name), file.string(shown)
+        file.write(protocol.RECORD_LEAVE, [activation.number, has_returned, kind, text, identity])
+        self._pop(activation)
+
+    def raised(self, activation: Activation, error: Any) -> None:
+        """Record an exception in an activation. An exception passes through each function that it leaves."""
+        kind = type(error)
+        if not issubclass(kind, BaseException) or id(error) == activation.error or issubclass(kind, _CONTROL_FLOW):
+            return
+        activation.error, activation.error_order = id(error), activation.order
+        activation.draws = None
+        file = self._open()
+        text = values.message(error)[:MESSAGE_LIMIT]
+        file.write(protocol.RECORD_RAISED, [activation.order, file.string(values.type_name(kind)), file.string(text)])
+
+    def begin_call(self, operation: str, frame: Any) -> Call | None:
+        """Record a call that communicates. Return None if another such call of the same function made it."""
+        thread = self._thread()
+        stack, calls = thread.stack, thread.calls
+        if not stack or (calls and calls[-1].depth == len(stack)):
+            return None
+        file, order = self._open(), self._next_order()
+        numbers = self._arguments.numbers(operation, frame, file.string)
+        file.write(protocol.RECORD_COMMUNICATION, [order, stack[-1].order, *numbers])
+        file.count_progress()
+        call = Call(frame.f_code, id(frame), order, len(stack))
+        calls.append(call)
+        return call
+
+    def end_call(self, call: Call, error: str = "") -> None:
+        """Record that a call that communicates returned, or that an exception of the type `error` left it."""
+        file = self._open()
+        file.write(protocol.RECORD_RETURNED, [call.order, file.string(error)])
+        calls = self.threads.calls
+        if call in calls:
+            del calls[calls.index(call) :]
+        if self._rank_unknown and call.code.co_name == "init_process_group" and not error:
+            self._write_rank(file)
+
+    # Parts of the recording.
+
+    def _thread(self) -> ThreadState:
+        thread = self.threads
+        if thread.epoch != self.epoch:
+            thread.stack, thread.calls = [], []
+            file, number = self._open(), self._next_number()
+            thread.number, thread.epoch = number, self.epoch
+            file.write(protocol.RECORD_THREAD, [number, file.string(_thread_name())])
+        return thread
+
+    def _open(self) -> RecordFile:
+        """Return the file of this process, which is created when the first function of the program begins."""
+        if self._file is None:
+            with self._lock:
+                if self._file is None:
+                    path = os.path.join(self._directory, protocol.RECORDING.format(pid=os.getpid()))
+                    rank, world_size = rank_from_environment()
+                    self._rank_unknown = rank < 0
+                    self._file = RecordFile(path, rank, world_size)
+                    self._file.string("")
+        return self._file
+
+    def _write_rank(self, file: RecordFile) -> None:
+        c10d = sys.modules.get("torch.distributed.distributed_c10d")
+        if c10d is not None and c10d.is_initialized():
+            file.write_identity(int(c10d.get_rank()), int(c10d.get_world_size()))
+            self._rank_unknown = False
+
+    def _add_code(self, code: OwnCode, file: RecordFile) -> int:
+        number = self._next_number()
+        code.numbers = self.epoch, number
+        path, name = file.string(code.file.path), file.string(code.code.co_qualname)
+        file.write(protocol.RECORD_CODE, [number, path, name, code.code.co_firstlineno])
+        return number
+
+    def _values(self, paths: Sequence[values.Path], frame: Any) -> list[int]:
+        """Return four numbers for each value, as in RECORD_EXECUTE."""
+        local, shared = values.frame_variables(frame)
+        numbers: list[int] = []
+        string, read = self._open().string, values.read
+        for path in paths:
+            found = path.find(local, shared)
+            if found is not values.MISSING and not values.is_code(found):
+                kind, text, identity = read(found)
+                numbers += (string(path.name), string(kind), string(text), identity)
+        return numbers
+
+    def _finish(self, activation: Activation, frame: Any, file: RecordFile) -> None:
+        """Record what the last statement of an activation assigned and drew, unless an exception ended it."""
+        statement = activation.statement
+        if statement is None or not activation.has_values or activation.error_order == activation.order:
+            activation.draws = None
+            return
+        if statement.writes:
+            written = self._values(statement.writes, frame)
+            if written:
+                file.write(protocol.RECORD_WRITES, [activation.order, *written])
+        if activation.draws is not None:
+            before, activation.draws = activation.draws, None
+            after = dict(generator_states(len(before) > 1))
+            for name, old in before:
+                new = after.get(name, old)
+                if old != new:
+                    statement.draws = True
+                    strings = [file.string(text) for text in (name, old, new)]
+                    file.write(protocol.RECORD_DRAW, [activation.order, *strings])
+
+    def _handled(self, activation: Activation, file: RecordFile) -> None:
+        file.write(protocol.RECORD_HANDLED, [activation.error_order])
+        activation.error = 0
+
+    def _pop(self, activation: Activation) -> None:
+        stack = activation.thread.stack
+        if stack and stack[-1] is activation:
+            stack.pop()
+        elif activation in stack:
+            del stack[stack.index(activation) :]
+
+    # Failures and forks.
+
+    def fail(self, error: BaseException) -> None:
+        """Stop recording after a mistake of the recorder. The program continues."""
+        self.is_on = False
+        self.trouble.note(PIECE, error)
+
+    def note(self, reason: str) -> None:
+        """Record that a part of the recording is missing, in the recording and in the trouble file."""
+        self.trouble.note(PIECE, RuntimeError(reason))
+        if self._file is not None:
+            self._file.write(protocol.RECORD_PROBLEM, [self._file.string(reason)])
+
+    def continue_in_child(self) -> None:
+        """Continue in a forked process, which gets a file of its own."""
+        self._lock = threading.Lock()
+        self._file = None
+        self._arguments = Arguments()
+        self.epoch += 1
+
+
+def rank_from_environment() -> tuple[int, int]:
+    is_owner = os.environ.get(protocol.ENV_OWNER) == str(os.getpid())
+    try:
+        return (int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])) if is_owner else (-1, -1)
+    except (KeyError, ValueError):
+        return (0, 1) if is_owner and protocol.ENV_SOLO in os.environ else (-1, -1)
+
+
+def _thread_name() -> str:
+    if threading.get_ident() == threading.main_thread().ident:
+        return "MainThread"
+    thread = getattr(threading, "_active", {}).get(threading.get_ident())
+    name = values.attribute(thread, "_name")
+    return name if type(name) is str else "thread"
+
+
+def generator_states(all_generators: bool) -> list[tuple[str, str]]:
+    """Return the states of torch's default generator and, if wanted, of `random` and numpy, as checksums."""
+    states = []
+    torch = sys.modules.get("torch")
+    generator = getattr(torch, "default_generator", None)
+    if generator is not None:
+        states.append(("torch", values.read(generator)[1]))
+    else:
+        states.append(("torch", ""))
+    if all_generators:
+        random = sys.modules.get("random")
+        if random is not None and hasattr(random, "getstate"):
+            states.append(("random", f"state {hash(random.getstate()) & 0xFFFFFFFF:08x}"))
+        numpy = sys.modules.get("numpy.random")
+        if numpy is not None and hasattr(numpy, "get_state"):
+            state = numpy.get_state()
+            states.append(("numpy", f"state {zlib.crc32(state[1].tobytes(), state[2]):08x}"))
+    return states

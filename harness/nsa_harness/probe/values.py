@@ -1,0 +1,563 @@
+"""Reads the values of the program without running any of its code.
+
+A value is read with functions of Python and torch that no class of the program can replace: types are compared by
+identity, attributes come from the dictionary of the object, and containers are read only if their type is exactly
+Python's. Everything else is shown by its type alone.
+"""
+
+from __future__ import annotations
+
+import ast
+import collections
+import ctypes
+import enum
+import functools
+import itertools
+import struct
+import sys
+import types
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+MISSING: Any = object()
+TEXT_LIMIT = 80  # characters of a text
+ITEMS_SHOWN = 8
+ITEMS_READ = 64  # items of one container that its checksum covers
+ITEMS_READ_IN_ALL = 128  # items of a container and of the containers in it
+DEPTH_LIMIT = 2  # containers in a container
+BYTES_READ = 4096  # of a tensor, an array or a string
+TYPES_LIMIT = 4096
+NUMBER_BITS = 512
+
+Value = tuple[str, str, int]
+Reader = Callable[[Any, "_Budget"], str]
+
+_bases: Callable[[type], tuple[type, ...]] = vars(type)["__mro__"].__get__  # T.__mro__ would ask the metaclass
+_namespace: Callable[[type], Any] = vars(type)["__dict__"].__get__
+_name: Callable[[type], str] = vars(type)["__name__"].__get__
+_module_namespace: Callable[[Any], Any] = vars(types.ModuleType)["__dict__"].__get__
+_exception_arguments: Callable[[BaseException], tuple[Any, ...]] = vars(BaseException)["args"].__get__
+_FROM_C = (types.GetSetDescriptorType, types.MemberDescriptorType)
+_FIELD = type(collections.namedtuple("_Field", "x").x)  # type: ignore[attr-defined]
+_PLAIN_LOOKUPS = (vars(object)["__getattribute__"], vars(types.ModuleType)["__getattribute__"])
+_CODE_TYPES = (
+    types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType, types.MethodDescriptorType,
+    types.WrapperDescriptorType, types.MethodWrapperType, types.ClassMethodDescriptorType, functools.partial,
+)  # fmt: skip
+
+
+def read(value: Any) -> Value:
+    """Return the type name, the text and the identity of a value.
+
+    The text is "" if the value cannot be read. The identity is 0 for immutable values of Python's own types.
+    """
+    name, reader, is_mutable, _, _ = _known(type(value))
+    text = ""
+    if reader is not None:
+        try:
+            text = reader(value, _Budget())
+        except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError, AttributeError, MemoryError):
+            text = ""
+    return name, text, id(value) if is_mutable else 0
+
+
+def is_code(value: Any) -> bool:
+    """Return whether a value is a function, a class or a module, which no training run changes."""
+    return _known(type(value))[3]
+
+
+def type_name(kind: type) -> str:
+    return str.__str__(_name(kind))
+
+
+def message(error: BaseException) -> str:
+    """Return the message of an exception, from its arguments, without calling a `__str__` of the program."""
+    arguments = _exception_arguments(error)
+    texts = [item if type(item) is str else read(item)[1] for item in arguments[:ITEMS_SHOWN]]
+    return ", ".join(text for text in texts if text)
+
+
+# Names in a frame.
+
+
+class Path:
+    """An expression that can be read without running code, such as "stopper.bad", "state['step']" or "len(loader)"."""
+
+    __slots__ = ("name", "root", "steps")
+
+    def __init__(self, name: str, root: str, steps: tuple[tuple[str, Any], ...]) -> None:
+        self.name = name
+        self.root = root
+        self.steps = steps
+
+    def find(self, local: Any, shared: Any) -> Any:
+        """Return the object that the expression names, or MISSING. `local` and `shared` are a frame's variables."""
+        found = variable(self.root, local, shared)
+        for operation, detail in self.steps:
+            if found is MISSING:
+                return found
+            if operation == "attribute":
+                found = attribute(found, detail)
+            elif operation == "item":
+                found = item(found, detail)
+            elif operation == "item of":
+                found = item(found, variable(detail, local, shared))
+            else:
+                found = length(found)
+        return found
+
+
+def variable(name: str, local: Any, shared: Any) -> Any:
+    found = local.get(name, MISSING)
+    return shared.get(name, MISSING) if found is MISSING else found
+
+
+def path_of(node: ast.AST) -> Path | None:
+    """Return the path for an expression, or None if it may run code."""
+    if isinstance(node, ast.Name):
+        return Path(node.id, node.id, ())
+    if isinstance(node, ast.Attribute):
+        base = path_of(node.value)
+        return base and Path(f"{base.name}.{node.attr}", base.root, (*base.steps, ("attribute", node.attr)))
+    if isinstance(node, ast.Subscript):
+        base, key = path_of(node.value), node.slice
+        if base is not None and isinstance(key, ast.Constant) and type(key.value) in (int, str):
+            return Path(f"{base.name}[{key.value!r}]", base.root, (*base.steps, ("item", key.value)))
+        if base is not None and isinstance(key, ast.Name):
+            return Path(f"{base.name}[{key.id}]", base.root, (*base.steps, ("item of", key.id)))
+    is_length = isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "len"
+    if is_length and len(node.args) == 1 and (base := path_of(node.args[0])) is not None:  # type: ignore[attr-defined]
+        return Path(f"len({base.name})", base.root, (*base.steps, ("length", None)))
+    return None
+
+
+def read_expressions(frame: Any, expressions: Sequence[str]) -> list[tuple[str, Value]]:
+    """Return the values of expressions in a frame. What is missing there or may run code is left out."""
+    values = []
+    local, shared = frame_variables(frame)
+    for expression in expressions:
+        try:
+            path = path_of(ast.parse(expression, mode="eval").body)
+        except (SyntaxError, ValueError):
+            continue
+        found = MISSING if path is None else path.find(local, shared)
+        if found is not MISSING:
+            values.append((expression, read(found)))
+    return values
+
+
+def frame_variables(frame: Any) -> tuple[Any, Any]:
+    """Return the local and global variables of a frame. What is no dictionary of Python is returned as empty."""
+    local, shared = frame.f_locals, frame.f_globals
+    is_plain = type(local) is dict or type_name(type(local)) == "FrameLocalsProxy"
+    return local if is_plain else {}, shared if type(shared) is dict else {}
+
+
+# Parts of an object.
+
+
+def attribute(value: Any, name: str) -> Any:
+    """Return an attribute of an object, or MISSING if it does not exist or reading it would run code."""
+    kind = type(value)
+    if issubclass(kind, type):
+        return _class_attribute(value, name)
+    shape = _shape(kind)
+    if not shape.is_plain:
+        return MISSING
+    for base in _bases(kind):
+        inherited = _namespace(base).get(name, MISSING)
+        if inherited is not MISSING:
+            break
+    else:
+        inherited = MISSING
+    if inherited is not MISSING:
+        how = type(inherited)
+        if how is types.MemberDescriptorType or how is _FIELD:
+            try:
+                return inherited.__get__(value, kind)
+            except (AttributeError, TypeError):
+                return MISSING
+        if _defines(how, "__set__") or _defines(how, "__delete__"):
+            return MISSING
+    attributes = shape.attributes(value)
+    found = _look_up(attributes, name)
+    if found is not MISSING:
+        return found
+    if inherited is not MISSING:
+        return MISSING if _defines(type(inherited), "__get__") else inherited
+    if shape.is_torch_module:
+        for part in ("_parameters", "_buffers", "_modules"):
+            found = _look_up(_look_up(attributes, part), name)
+            if found is not MISSING:
+                return found
+    return MISSING
+
+
+def _class_attribute(value: Any, name: str) -> Any:
+    if any(_namespace(base).get(name, MISSING) is not MISSING for base in _bases(type(value))[:-2]):
+        return MISSING
+    for base in _bases(value):
+        found = _namespace(base).get(name, MISSING)
+        if found is not MISSING:
+            return MISSING if _defines(type(found), "__get__") else found
+    return MISSING
+
+
+def item(value: Any, key: Any) -> Any:
+    """Return an item of a list, tuple or dict of Python, or MISSING."""
+    kind, how = type(value), type(key)
+    if (kind is list or kind is tuple) and how is int and -len(value) <= key < len(value):
+        return value[key]
+    if kind is dict or kind is collections.OrderedDict or kind is collections.defaultdict:
+        return _look_up(value, key) if how is str or how is int else MISSING
+    return MISSING
+
+
+def _look_up(items: Any, key: Any) -> Any:
+    """Return an item of a dict. A key of a type of the program might define how keys are compared."""
+    if (
+        type(items) is not dict
+        and type(items) is not collections.OrderedDict
+        and type(items) is not (collections.defaultdict)
+    ):
+        return MISSING
+    for other in dict.keys(items):
+        if other is key:
+            return dict.get(items, key, MISSING)
+    if len(items) > ITEMS_READ_IN_ALL * ITEMS_READ_IN_ALL:
+        return MISSING
+    if all(_is_plain_key(type(other)) for other in dict.keys(items)):
+        return dict.get(items, key, MISSING)
+    return MISSING
+
+
+def _is_plain_key(kind: type) -> bool:
+    return kind is str or kind is int or kind is float or kind is bytes or kind is bool or kind is type(None)
+
+
+def length(value: Any) -> Any:
+    """Return len() of a container of Python, or of a dataset, sampler or loader of torch. Otherwise MISSING."""
+    kind = type(value)
+    if any(kind is other for other in _SIZED):
+        return kind.__len__(value)
+    module = sys.modules.get("torch.utils.data")
+    if type(module) is not types.ModuleType:
+        return MISSING
+    names = _module_namespace(module)
+    for name, rule in _LENGTHS.items():
+        if kind is names.get(name):
+            return rule(value)
+    return MISSING
+
+
+_SIZED: tuple[Any, ...] = (
+    list, tuple, dict, set, frozenset, str, bytes, bytearray, range, collections.deque, collections.OrderedDict,
+    collections.defaultdict, collections.Counter,
+)  # fmt: skip
+
+
+def _batches(sampler: Any) -> Any:
+    items, size = length(attribute(sampler, "sampler")), attribute(sampler, "batch_size")
+    if type(items) is not int or type(size) is not int or size < 1:
+        return MISSING
+    return items // size if attribute(sampler, "drop_last") is True else -(-items // size)
+
+
+def _loader_length(loader: Any) -> Any:
+    return length(attribute(loader, "sampler" if attribute(loader, "batch_sampler") is None else "batch_sampler"))
+
+
+def _random_length(sampler: Any) -> Any:
+    chosen = attribute(sampler, "_num_samples")
+    return chosen if type(chosen) is int else length(attribute(sampler, "data_source"))
+
+
+def _tensors_length(dataset: Any) -> Any:
+    first = item(attribute(dataset, "tensors"), 0)
+    if _known(type(first))[1] is not _tensor:
+        return MISSING
+    with sys.modules["torch"]._C.DisableTorchFunction():
+        return int(first.shape[0])
+
+
+_LENGTHS: dict[str, Callable[[Any], Any]] = {
+    "DataLoader": _loader_length,
+    "BatchSampler": _batches,
+    "RandomSampler": _random_length,
+    "SequentialSampler": lambda sampler: length(attribute(sampler, "data_source")),
+    "DistributedSampler": lambda sampler: attribute(sampler, "num_samples"),
+    "SubsetRandomSampler": lambda sampler: length(attribute(sampler, "indices")),
+    "Subset": lambda dataset: length(attribute(dataset, "indices")),
+    "TensorDataset": _tensors_length,
+    "ConcatDataset": lambda dataset: item(attribute(dataset, "cumulative_sizes"), -1),
+}
+
+
+# Types.
+
+
+class _Shape:
+    """What is known about the instances of a type: where their attributes are."""
+
+    __slots__ = ("attributes_getter", "is_plain", "is_torch_module", "kind")
+
+    def __init__(self, kind: type) -> None:
+        self.kind = kind  # the reference keeps the id of the type valid
+        self.is_plain = any(_first(kind, "__getattribute__") is plain for plain in _PLAIN_LOOKUPS)
+        getter = _first(kind, "__dict__")
+        self.attributes_getter = getter if any(type(getter) is other for other in _FROM_C) else None
+        module = sys.modules.get("torch.nn.modules.module")
+        self.is_torch_module = (
+            type(module) is types.ModuleType
+            and _first(kind, "__getattr__") is vars(_module_namespace(module)["Module"])["__getattr__"]
+        )
+
+    def attributes(self, value: Any) -> Any:
+        if self.attributes_getter is None:
+            return MISSING
+        try:
+            return self.attributes_getter.__get__(value, self.kind)
+        except (AttributeError, TypeError):
+            return MISSING
+
+
+def _shape(kind: type) -> _Shape:
+    shape = _shapes.get(id(kind))
+    if shape is None:
+        if len(_shapes) >= TYPES_LIMIT:
+            _shapes.clear()
+        shape = _shapes[id(kind)] = _Shape(kind)
+    return shape
+
+
+_shapes: dict[int, _Shape] = {}  # by the id of the type: the hash of a type is up to its metaclass
+
+
+def _first(kind: type, name: str) -> Any:
+    """Return what the first class of the method resolution order that has this name has under it."""
+    for base in _bases(kind):
+        found = _namespace(base).get(name, MISSING)
+        if found is not MISSING:
+            return found
+    return MISSING
+
+
+def _defines(kind: type, name: str) -> bool:
+    return _first(kind, name) is not MISSING
+
+
+# Texts.
+
+
+class _Budget:
+    """The number of items that may still be read."""
+
+    __slots__ = ("depth", "items")
+
+    def __init__(self) -> None:
+        self.items = ITEMS_READ_IN_ALL
+        self.depth = 0
+
+
+def _integer(value: int, _: _Budget) -> str:
+    bits = value.bit_length()
+    return str(value) if bits <= NUMBER_BITS else f"{bits} bits crc {zlib.crc32(hex(value).encode()):08x}"
+
+
+def _string(value: Any, _: _Budget) -> str:
+    if len(value) <= TEXT_LIMIT:
+        return repr(value)
+    part = value[:BYTES_READ]
+    data = part.encode("utf-8", "surrogatepass") if type(part) is str else bytes(part)
+    return f"{value[: TEXT_LIMIT // 2]!r}... of {len(value)} crc {zlib.crc32(data):08x}"
+
+
+def _sequence(value: Any, budget: _Budget) -> str:
+    return _contents(value, iter(value), len(value), budget)
+
+
+def _mapping(value: Any, budget: _Budget) -> str:
+    return _contents(value, itertools.chain.from_iterable(dict.items(value)), 2 * dict.__len__(value), budget)
+
+
+def _contents(value: Any, items: Iterator[Any], count: int, budget: _Budget) -> str:
+    """Return the items of a container, or its length and a checksum of its first items."""
+    is_mapping = issubclass(type(value), dict)
+    texts: list[str] = []
+    is_simple = True
+    budget.depth += 1
+    try:
+        for one in itertools.islice(items, ITEMS_READ):
+            budget.items -= 1
+            if budget.items < 0:
+                break
+            text, is_scalar = _item_text(one, budget)
+            is_simple = is_simple and is_scalar
+            texts.append(text)
+    finally:
+        budget.depth -= 1
+    if is_mapping:
+        texts = [f"{key}: {one}" for key, one in zip(texts[::2], texts[1::2])]  # noqa: B905
+        count //= 2
+    if is_simple and count == len(texts) <= ITEMS_SHOWN:
+        kind = type(value)
+        is_list = kind is list or kind is collections.deque
+        opening, closing = "()" if issubclass(kind, tuple) else "[]" if is_list else "{}"
+        text = f"{opening}{', '.join(texts)}{closing}"
+        if len(text) <= TEXT_LIMIT:
+            return text
+    return f"{count} items crc {zlib.crc32(','.join(texts).encode('utf-8', 'surrogatepass')):08x}"
+
+
+def _item_text(value: Any, budget: _Budget) -> tuple[str, bool]:
+    kind = type(value)
+    _, reader, is_mutable, _, _ = _known(kind)
+    is_container = reader is _sequence or reader is _mapping
+    if reader is None or (is_container and budget.depth >= DEPTH_LIMIT):
+        return type_name(kind), False
+    return reader(value, budget), not is_mutable and not is_container
+
+
+def _plain(value: Any, _: _Budget) -> str:
+    return repr(value)
+
+
+def _path(value: Any, budget: _Budget) -> str:
+    return _string(str(value), budget)
+
+
+def _generator_state(value: Any, _: _Budget) -> str:
+    with sys.modules["torch"]._C.DisableTorchFunction():
+        if value.device.type != "cpu":
+            return ""
+        state = value.get_state()
+        return f"state {zlib.crc32(ctypes.string_at(state.data_ptr(), state.numel())):08x}"
+
+
+def _random_state(value: Any, _: _Budget) -> str:
+    return f"state {zlib.crc32(repr(value.getstate()).encode()):08x}"
+
+
+def _numpy_generator(value: Any, _: _Budget) -> str:
+    return f"state {zlib.crc32(repr(value.bit_generator.state).encode()):08x}"
+
+
+def _numpy_scalar(value: Any, _: _Budget) -> str:
+    return repr(value.item())
+
+
+def _array(value: Any, _: _Budget) -> str:
+    kind = value.dtype
+    about = f"{kind.name} {list(value.shape)}"
+    if kind.hasobject:
+        return about
+    if value.size == 1:
+        return repr(value.item())
+    if not value.flags.c_contiguous:
+        return about
+    size = min(int(value.nbytes), BYTES_READ)
+    return f"{about} crc {zlib.crc32(ctypes.string_at(value.__array_interface__['data'][0], size)):08x}"
+
+
+def _tensor(value: Any, _: _Budget) -> str:
+    torch = sys.modules["torch"]
+    with torch._C.DisableTorchFunction():
+        kind = repr(value.dtype).replace("torch.", "")
+        shape, device = list(value.shape), value.device.type
+        about = f"{kind} {shape}" if device == "cpu" else f"{kind} {shape} {device}"
+        if device != "cpu" or value.layout is not torch.strided or not value.is_contiguous():
+            return about
+        size = value.numel() * value.element_size()
+        start, storage = value.data_ptr(), value.untyped_storage()
+        offset = value.storage_offset() * value.element_size()
+        if not start or not size or offset + size > storage.nbytes():
+            return about
+    data = ctypes.string_at(start, min(size, BYTES_READ))
+    if len(data) == size and (size == _NUMBERS.get(kind, _NO_NUMBER).size):
+        return repr(_NUMBERS[kind].unpack(data)[0])
+    if kind == "bfloat16" and size == 2:
+        return repr(struct.unpack("<f", b"\0\0" + data)[0])
+    return f"{about} crc {zlib.crc32(data):08x}"
+
+
+_NO_NUMBER = struct.Struct("")
+_NUMBERS = {
+    "float32": struct.Struct("<f"), "float64": struct.Struct("<d"), "float16": struct.Struct("<e"),
+    "int64": struct.Struct("<q"), "int32": struct.Struct("<i"), "int16": struct.Struct("<h"),
+    "int8": struct.Struct("<b"), "uint8": struct.Struct("<B"), "bool": struct.Struct("<?"),
+}  # fmt: skip
+
+
+def is_tensor(value: Any) -> bool:
+    """Return whether a value is exactly a Tensor or Parameter of torch."""
+    return _known(type(value))[1] is _tensor
+
+
+def tensor_shape(value: Any) -> tuple[tuple[int, ...], str]:
+    """Return the shape and the dtype of a tensor."""
+    with sys.modules["torch"]._C.DisableTorchFunction():
+        return tuple(value.shape), repr(value.dtype).replace("torch.", "")
+
+
+def _member(value: Any, _: _Budget) -> str:
+    """Return the name of a member of an enumeration."""
+    name = attribute(value, "_name_")
+    return name if type(name) is str else ""
+
+
+_Known = tuple[str, "Reader | None", bool, bool, type]  # name, reader, is mutable, is code, the type itself
+_known_types: dict[int, _Known] = {}
+_kind: Any
+for _kind, _reader in (
+    (int, _integer), (bool, _plain), (float, _plain), (complex, _plain), (type(None), _plain), (type(...), _plain),
+    (range, _plain), (slice, _plain), (str, _string), (bytes, _string), (tuple, _sequence), (frozenset, _sequence),
+):  # fmt: skip
+    _known_types[id(_kind)] = (_kind.__name__, _reader, False, False, _kind)
+for _kind, _reader in (
+    (list, _sequence), (set, _sequence), (bytearray, _string), (collections.deque, _sequence), (dict, _mapping),
+    (collections.OrderedDict, _mapping), (collections.defaultdict, _mapping), (collections.Counter, _mapping),
+):  # fmt: skip
+    _known_types[id(_kind)] = (_kind.__name__, _reader, True, False, _kind)
+
+# Types of modules that may be imported later: module, name, reader, whether the value can change.
+_LATER: tuple[tuple[str, str, Reader, bool], ...] = (
+    ("torch", "Tensor", _tensor, True),
+    ("torch.nn.parameter", "Parameter", _tensor, True),
+    ("torch.nn.parameter", "Buffer", _tensor, True),
+    ("torch", "Size", _sequence, False),
+    ("torch", "dtype", _plain, False),
+    ("torch", "device", _plain, False),
+    ("torch", "Generator", _generator_state, True),
+    ("random", "Random", _random_state, True),
+    ("pathlib", "PosixPath", _path, False),
+    ("numpy", "ndarray", _array, True),
+    ("numpy.random", "Generator", _numpy_generator, True),
+    *(
+        ("numpy", name, _numpy_scalar, False)
+        for name in ("float64", "float32", "float16", "int64", "int32", "int16", "int8", "uint8", "bool_")
+    ),
+)
+
+
+def _known(kind: type) -> _Known:
+    known = _known_types.get(id(kind))
+    if known is None:
+        if len(_known_types) >= TYPES_LIMIT:
+            for number in list(_known_types)[TYPES_LIMIT // 2 :]:
+                _known_types.pop(number, None)
+        reader, is_mutable = _reader_for(kind)
+        is_program = any(kind is other for other in _CODE_TYPES) or issubclass(kind, type)
+        known = _known_types[id(kind)] = (type_name(kind), reader, is_mutable, is_program, kind)
+    return known
+
+
+def _reader_for(kind: type) -> tuple[Reader | None, bool]:
+    """Return the reader for a type, if it has one, and whether its instances can change."""
+    for module_name, name, reader, is_mutable in _LATER:
+        module = sys.modules.get(module_name)
+        if type(module) is types.ModuleType and _module_namespace(module).get(name) is kind:
+            return reader, is_mutable
+    if any(base is enum.Enum for base in _bases(kind)):
+        return _member, False
+    return None, True
