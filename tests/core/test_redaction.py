@@ -383,3 +383,13 @@ def cleaned(text: str) -> str:
 @pytest.mark.parametrize("password", ["!Hunter42x", "!9kQz71Lw"])
 def test_a_password_that_begins_like_a_tag_of_yaml_is_a_secret(password: str) -> None:
     assert password not in Secrets().text(f"password: {password}")
+
+
+def test_a_quote_that_yaml_doubles_does_not_end_the_secret() -> None:
+    redacted = Secrets().text("passphrase: 'it''s a #7 blue: moth'\nlog: it's a #7 blue: moth\n")
+    assert redacted == "passphrase: '$SECRET_1'\nlog: $SECRET_1\n"
+
+
+def test_a_line_of_a_dockerfile_is_no_code() -> None:
+    token = noise(24)
+    assert token not in Secrets().text(f"ENV HUB_TOKEN={token} \\\n    NCCL_DEBUG=INFO", code=True)

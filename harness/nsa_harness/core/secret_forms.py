@@ -450,7 +450,9 @@ _WRAPPER = re.compile(
     r"(?:[ \t]{0,4}default[ \t]{0,2}=)?[ \t]{0,4}"
 )
 _QUOTED = re.compile(
-    rf"[bBrRfFuU]{{0,2}}(\\{{0,7}})([\"'`])(?!\1\2)((?:(?!\1\2)[^\0\n\\]|(?!\1\2)\\[^\n\0]){{1,{_MAX_CHARS}}})"
+    rf"[bBrRfFuU]{{0,2}}(\\{{0,7}})([\"'`])(?!\1\2)"
+    # YAML and SQL write a quote in a text as two quotes
+    rf"((?:(?!\1\2)[^\0\n\\]|(?!\1\2)\\[^\n\0]|(?<=\w)''(?=\w)){{1,{_MAX_CHARS}}})"
 )
 _BRACED = re.compile(r"\{([^{}\n\"']{1,256}(?:\}\}[^{}\n\"']{0,256})*)\}(?=;|$|[\"'\s])")
 _LIST = re.compile(rf"[\[(][ \t\n]{{0,16}}(?:[bru]?{_QUOTE}[^\"'`\\\n]{{1,512}}{_QUOTE}[,\s]{{0,16}}){{1,64}}")
@@ -492,6 +494,7 @@ def _named(text: str, *, code: bool) -> Iterator[Found]:
             name = full_name(before[:-1], name)
         line = bisect_right(starts, start) - 1
         in_code = code or (line >= 0 and start < code_lines[line][1])
+        in_code = in_code and not _ENVIRONMENT_COMMAND.search(before)  # a line of a Dockerfile is never Python
         for found in _values_after(text, name, before, end, code=in_code):
             searched_to = max(searched_to, found.end)
             if found.value:
@@ -610,7 +613,7 @@ def _value_at(
         if value == name or (" " in value and goes_on_as_prose(value, "")):
             return None
         for found in _value_of(name, value, required, quoted.start(3), may_be_url=may_be_url):
-            return replace(found, value=_without_escapes(found.value))
+            return replace(found, value=_without_escapes(found.value.replace("''", "'")))
         return None
     if code or wrapper:
         return None
