@@ -37,7 +37,7 @@ from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.diagnosis.caveats import with_caveat
 from nsa_harness.core.diagnosis.confidence import CERTAIN, LIKELY, EvidenceKind
 from nsa_harness.core.diagnosis.explanation import Explanation, OpenQuestion
-from nsa_harness.core.evidence.evidence import CaughtException, Evidence, Frame, RankEvidence, RankSnapshot
+from nsa_harness.core.evidence.evidence import CaughtException, Evidence, Frame, RankEvidence, RankSnapshot, Source
 from nsa_harness.core.report import Finding, Place
 from nsa_harness.core.verdict.verdict import judge
 
@@ -165,6 +165,22 @@ def test_only_the_beat_tells_a_python_loop_from_a_call_that_does_not_return() ->
     assert (main(seen).code, main(seen).confidence) == ("infinite_loop", 0.9)
     blind = replace(seen, ranks=(replace(seen.ranks[0], status_file=None),))
     assert main(blind).confidence == LIKELY
+
+
+@pytest.mark.parametrize(
+    ("condition", "confidence"),
+    [("not done", 0.9), ("not os.path.exists(path)", 0.75), ("time.monotonic() < end", 0.75)],
+)
+def test_a_loop_that_asks_for_a_file_or_the_time_may_still_end(condition: str, confidence: float) -> None:
+    before = rank_snapshot(0, frame(39), status_file=board(beat_s=89.9))
+    looks = stalled(before, at_s=90.0).snapshots
+    spun = replace(looks[1], ranks=(replace(before, process=process(cpu_s=9.0)),))
+    samples = tuple(sample(leaf=frame(39), user=frame(39)) for _ in range(20))
+    seen = stalled(before, at_s=90.0, snapshots=(looks[0], spun), samples=samples)
+    source = Source(
+        file=USER, first=38, text=f"    def wait(done, path, end):\n        while {condition}:\n            pass\n"
+    )
+    assert main(replace(seen, sources=(source,))).confidence == confidence
 
 
 def left_after(kind: str, **changes: Any) -> Finding:

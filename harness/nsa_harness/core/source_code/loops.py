@@ -1,4 +1,4 @@
-"""Decide whether a loop that sleeps can make progress without another thread."""
+"""Decide whether a loop can make progress without another thread, or without anything outside the process."""
 
 from __future__ import annotations
 
@@ -28,6 +28,13 @@ _REPORTS = _POLLS | {
     "monotonic", "perf_counter", "getpid", "getrusage", "str", "int", "float", "round", "repr", "send", "sendto",
     "sendall", "add_scalar", "gauge", "memory_allocated",
 }  # fmt: skip
+# Functions whose results change without any action of the process: files, connections, other programs, and clocks.
+_OUTSIDE = frozenset({
+    "exists", "lexists", "isfile", "is_file", "isdir", "is_dir", "stat", "lstat", "listdir", "scandir", "iterdir",
+    "glob", "iglob", "rglob", "getmtime", "getsize", "open", "read", "readline", "read_text", "read_bytes", "connect",
+    "connect_ex", "recv", "accept", "poll", "select", "urlopen", "run", "check_output", "system", "time", "time_ns",
+    "monotonic", "monotonic_ns", "perf_counter", "now", "today", "is_alive", "pid_exists",
+})  # fmt: skip
 _tree = lru_cache(maxsize=64)(parse_python)
 _SHARED = frozenset({"value"})  # attribute of multiprocessing.Value, which another process may set
 
@@ -62,6 +69,14 @@ def only_reports(loop: str) -> bool:
     }
     takes_lock = any(isinstance(node, ast.withitem) and not isinstance(node.context_expr, ast.Call) for node in inside)
     return decides_nothing and not takes_lock and _contains_only(loop, (*_READS, *_STEPS, *_REPORTING), _REPORTS)
+
+
+def looks_outside(loop: str) -> bool:
+    """Return whether the loop calls a function that asks for files, connections, other programs or the time.
+
+    Such a loop may end although nothing in the process changes.
+    """
+    return any(isinstance(node, ast.Call) and _function_name(node) in _OUTSIDE for node in ast.walk(_tree(loop)))
 
 
 def _contains_only(loop: str, kinds: tuple[type[ast.AST], ...], calls: frozenset[str]) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from textwrap import dedent
 
 from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.diagnosis.confidence import EvidenceKind
@@ -23,6 +24,7 @@ from nsa_harness.core.diagnosis.rules.threads import awaited_thread_line, living
 from nsa_harness.core.evidence.evidence import Frame
 from nsa_harness.core.evidence.stacks import A_LOCK, thread_wait
 from nsa_harness.core.report import Facts, Place
+from nsa_harness.core.source_code.loops import innermost_loop, looks_outside
 from nsa_harness.core.verdict.host_waits import is_from_spawn
 from nsa_harness.core.verdict.limits import final_limits
 from nsa_harness.core.verdict.motion import rank_stack
@@ -310,7 +312,7 @@ def infinite_loop(context: DiagnosisContext, root: Wait, ranks: tuple[int, ...])
     own_lines = {line for file, line in lines if place is not None and file == place.file}
     return Explanation(
         cause=Cause.INFINITE_LOOP,
-        evidence=EvidenceKind.SAMPLES,
+        evidence=EvidenceKind.OPEN if _may_end_from_outside(context, place) else EvidenceKind.SAMPLES,
         facts={
             "compiles": root.kind is WaitKind.COMPILE,
             "function": waiting_function(root),
@@ -324,6 +326,14 @@ def infinite_loop(context: DiagnosisContext, root: Wait, ranks: tuple[int, ...])
         place=place,
         proof=dump_proof(context, root),
     )
+
+
+def _may_end_from_outside(context: DiagnosisContext, place: Place | None) -> bool:
+    """Return whether the loop around `place` waits for something outside the process, such as a file."""
+    excerpt = context.program.excerpt(place) if place else None
+    if excerpt is None or place is None or place.line is None:
+        return False
+    return looks_outside(innermost_loop(dedent(excerpt.text), place.line - excerpt.first + 1))
 
 
 def _child_place(context: DiagnosisContext, root: Wait, child: ChildWait) -> Place | None:
