@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -70,3 +71,33 @@ class Explanation:
     division: Division | None
     ends: tuple[tuple[tuple[int, ...], Place | None, str], ...]  # ranks, where they stopped, and the operation there
     notes: tuple[str, ...] = ()  # codes of what limits the answer: "truncated", "no_difference", "one_rank"
+
+
+class ExperimentKind(StrEnum):
+    """What an experiment changes in a further run. The order is the order in which experiments are tried."""
+
+    UNDO_LEAK = "undo_leak"  # restore the value that only the extra call changed
+    SHARE_GENERATOR = "share_generator"  # give all ranks the generator state of rank 0
+    SET_VALUE = "set_value"  # give all ranks the value of rank 0
+    FORCE_BRANCH = "force_branch"  # let all ranks go the way of rank 0; this proves the decision, not its origin
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedExperiment:
+    """A change to one value, generator or branch of a run, which shows whether a candidate is the origin."""
+
+    kind: ExperimentKind
+    candidate: int  # index in `Explanation.candidates`
+    place: Place  # the statement at which the change is made
+    name: str = ""  # the variable or attribute that is set; "" if there is none
+    occurrence: int = 1  # the first execution of the statement at which the change is made
+    # The value of "experiment" in _NSA_HARNESS_RECORD, for the interventions in the ranks.
+    instruction: Mapping[str, object]
+
+
+class ExperimentResult(StrEnum):
+    """What happened in the run of an experiment."""
+
+    WENT_ON = "went_on"  # every rank got past the point of the failure, or to its end
+    FAILED = "failed"  # the ranks took different ways nevertheless
+    NOT_MADE = "not_made"  # the change could not be made, or the recording does not show whether it was made
