@@ -36,6 +36,7 @@ PIECES = {
     "last line": "heartbeat.Heartbeat._sample_line",
     "collective counters": "heartbeat.Heartbeat._count",
     "device progress": "device.install",
+    "stop signals": "exit_hooks.StopSignals._note",
     "worker server": "heartbeat.start_worker_server",
     "late init": "startup.ProcessProbe._wait_for_init",
 }
@@ -78,6 +79,7 @@ def train(store):
         work = dist.all_reduce(loss.detach(), async_op=True)
         work.wait()
         loss = functional.wait_tensor(functional.all_reduce(loss.detach(), "sum", mesh))
+    os.kill(os.getpid(), 0)
     print(loss.item().hex())
 
 def noted(boards):

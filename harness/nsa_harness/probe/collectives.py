@@ -375,7 +375,7 @@ class Operation(CallArguments):
                 group, elements, dtype, peer = self._status_file.call_arguments(number)
                 transfers, tensors = self.transfers(arguments, options), self.tensors(arguments, options)
                 transfers = transfers if len(transfers) == len(result) else [(self.op, peer)] * len(result)
-                for work, (op, partner) in zip(result, transfers, strict=True):
+                for work, (op, partner) in zip(result, transfers):
                     self._remember_work(work, op, (group, elements, dtype, partner), frame, tensors)
         except Exception as error:
             self._trouble.note("collective handles", error)

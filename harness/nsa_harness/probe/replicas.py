@@ -160,7 +160,7 @@ def _parts(named_parameters: list[tuple[str, Any]]) -> Iterator[tuple[list[str],
     """Divide named parameters into parts of similar length. Yield (names, parameters) for each part."""
     length = -(-len(named_parameters) // PARTS_LIMIT) or 1
     for begin in range(0, len(named_parameters), length):
-        names, parameters = zip(*named_parameters[begin : begin + length], strict=True)
+        names, parameters = zip(*named_parameters[begin : begin + length])
         yield list(names), list(parameters)
 
 
