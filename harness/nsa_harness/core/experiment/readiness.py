@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 from nsa_harness.core.comparison.severity import severity, silent_faults
 from nsa_harness.core.diagnosis.causes import Cause
-from nsa_harness.core.diagnosis.rules.silent_faults import first_divergence
+from nsa_harness.core.diagnosis.rules.replicas import first_divergence
 from nsa_harness.core.evidence.evidence import Evidence
 from nsa_harness.core.evidence.health_samples import Replica
 from nsa_harness.core.report import Finding, MachineFacts, Outcome, Place, Severity, Status
