@@ -103,21 +103,21 @@ def replica(
 
 
 def test_a_rank_that_changed_its_replica_outside_of_a_step_is_named() -> None:
-    one = found(of_silence.replica_divergence, rank(0, replica(*"aabbc")), rank(1, replica(*"aabxy", part=OTHER)))
+    one = found(of_replicas.replica_divergence, rank(0, replica(*"aabbc")), rank(1, replica(*"aabxy", part=OTHER)))
     assert (one.code, one.ranks, one.place) == ("replica_divergence", (1,), Place(parameter="head.weight"))
     assert (one.facts["since"], one.facts["last_step"], one.facts["identified_by"]) == ("begun", 1, "outside")
     assert (one.facts["parts"], round(one.facts["difference"], 1)) == (["head.weight"], 0.2)
 
 
 def test_a_rank_that_loads_other_weights_after_the_constructor_is_named() -> None:
-    one = found(of_silence.replica_divergence, rank(0, replica(*"axyzw", part=OTHER)), rank(1, replica(*"aabbc")))
+    one = found(of_replicas.replica_divergence, rank(0, replica(*"axyzw", part=OTHER)), rank(1, replica(*"aabbc")))
     assert one.ranks == (0,)
     assert (one.facts["since"], one.facts["last_step"], one.facts["identified_by"]) == ("begun", 0, "outside")
 
 
 def test_a_rank_that_steps_once_more_than_it_goes_backward_is_named() -> None:
     more = replica(*"aabbx", part=OTHER, steps=(0, 0, 1, 1, 3))
-    one = found(of_silence.replica_divergence, rank(0, replica(*"aabbc")), rank(1, more))
+    one = found(of_replicas.replica_divergence, rank(0, replica(*"aabbc")), rank(1, more))
     assert (one.ranks, one.facts["identified_by"]) == ((1,), "extra step")
 
 
@@ -125,15 +125,15 @@ def test_of_three_the_one_that_comes_out_of_a_step_unlike_the_others_is_named_an
     members = {"ranks": (0, 1, 2)}
     lone = replica(*"aabbx", part=OTHER, **members)
     three = [rank(0, replica(*"aabbc", **members)), rank(1, replica(*"aabbc", **members)), rank(2, lone)]
-    assert found(of_silence.replica_divergence, *three).ranks == (2,)
-    two = found(of_silence.replica_divergence, rank(0, replica(*"aabbc")), rank(1, replica(*"aabbx", part=OTHER)))
+    assert found(of_replicas.replica_divergence, *three).ranks == (2,)
+    two = found(of_replicas.replica_divergence, rank(0, replica(*"aabbc")), rank(1, replica(*"aabbx", part=OTHER)))
     assert two.ranks == (0, 1)
 
 
 def test_what_was_before_the_oldest_look_is_left_open() -> None:
     looks = [replica(*sums, part=part) for sums, part in (("aabbc", SAME), ("xyzvw", OTHER))]
     kept = [replace(one, replicas=(replace(one.replicas[0], samples=one.replicas[0].samples[3:]),)) for one in looks]
-    one = found(of_silence.replica_divergence, rank(0, kept[0]), rank(1, kept[1]))
+    one = found(of_replicas.replica_divergence, rank(0, kept[0]), rank(1, kept[1]))
     assert (one.ranks, one.facts["since"], one.facts["last_step"]) == ((0, 1), "before", 1)
 
 
@@ -153,7 +153,7 @@ def test_what_was_before_the_oldest_look_is_left_open() -> None:
 def test_replicas_that_are_equal_or_need_not_be_are_no_finding(
     first: HealthSamples, second: HealthSamples | None
 ) -> None:
-    assert found(of_silence.replica_divergence, rank(0, first), rank(1, second)) is None
+    assert found(of_replicas.replica_divergence, rank(0, first), rank(1, second)) is None
 
 
 ORDERED = {"order": ("a1", "b2"), "name_set": "ab", "names": (("up.weight", "up.bias"), ("down.weight", "down.bias"))}
@@ -162,7 +162,7 @@ SWAPPED = {**ORDERED, "order": ("b2", "a1"), "names": (("down.weight", "down.bia
 
 def test_equal_values_under_other_names_are_found_because_ddp_goes_by_position() -> None:
     one = found(
-        of_silence.replica_divergence, rank(0, replica(*"aabbc", **ORDERED)), rank(1, replica(*"aabbc", **SWAPPED))
+        of_replicas.replica_divergence, rank(0, replica(*"aabbc", **ORDERED)), rank(1, replica(*"aabbc", **SWAPPED))
     )
     assert (one.ranks, one.facts["identified_by"], one.place) == ((0, 1), "order", Place(parameter="up.weight"))
     assert one.facts["parts"] == ["up.weight", "down.weight"]
@@ -175,7 +175,7 @@ def test_equal_values_under_other_names_are_found_because_ddp_goes_by_position()
 )
 def test_names_that_need_not_be_in_one_order_are_no_finding(other: dict[str, Any]) -> None:
     samples = [replica(*"aabbc", **names) for names in (ORDERED, other)]
-    assert found(of_silence.replica_divergence, rank(0, samples[0]), rank(1, samples[1])) is None
+    assert found(of_replicas.replica_divergence, rank(0, samples[0]), rank(1, samples[1])) is None
 
 
 def accumulating(steps: int, losses: int = 32, **changes: Any) -> HealthSamples:
@@ -184,12 +184,12 @@ def accumulating(steps: int, losses: int = 32, **changes: Any) -> HealthSamples:
 
 
 def test_ranks_that_accumulate_over_different_numbers_of_micro_batches_are_found() -> None:
-    one = found(of_silence.replica_divergence, rank(0, accumulating(16)), rank(1, accumulating(32)))
+    one = found(of_replicas.replica_divergence, rank(0, accumulating(16)), rank(1, accumulating(32)))
     assert (one.ranks, one.facts["identified_by"]) == ((0, 1), "steps")
     assert one.facts["optimizer_steps"] == [{"ranks": [0], "steps": 16}, {"ranks": [1], "steps": 32}]
     members = {"ranks": (0, 1, 2)}
     three = [rank(number, accumulating(32 if number == 1 else 16, **members)) for number in range(3)]
-    assert found(of_silence.replica_divergence, *three).ranks == (1,)
+    assert found(of_replicas.replica_divergence, *three).ranks == (1,)
 
 
 @pytest.mark.parametrize(
@@ -204,12 +204,12 @@ def test_ranks_that_accumulate_over_different_numbers_of_micro_batches_are_found
     ids=["equal", "fewer batches", "ended early", "outside of DDP", "own communication hook"],
 )
 def test_unequal_steps_for_another_reason_are_no_finding(other: HealthSamples) -> None:
-    assert found(of_silence.replica_divergence, rank(0, accumulating(16)), rank(1, other)) is None
+    assert found(of_replicas.replica_divergence, rank(0, accumulating(16)), rank(1, other)) is None
 
 
 def test_replicas_of_another_group_are_not_compared() -> None:
     ranks = [rank(0, replica(*"aabbc", ranks=(0, 2))), rank(1, replica(*"aabbx", part=OTHER, ranks=(1, 3)))]
-    assert found(of_silence.replica_divergence, *ranks) is None
+    assert found(of_replicas.replica_divergence, *ranks) is None
 
 
 # Models outside of DDP.
@@ -225,7 +225,7 @@ def alone(*checksums: str, over: str | None = None, **changes: Any) -> HealthSam
 
 def test_a_model_outside_of_ddp_is_a_replica_once_a_step_has_changed_it_alike_on_all_ranks() -> None:
     first, second = alone(*"abbccd"), alone(*"abbxxy", part=OTHER)
-    one = found(of_silence.replica_divergence, rank(0, first), rank(1, second))
+    one = found(of_replicas.replica_divergence, rank(0, first), rank(1, second))
     assert (one.code, one.ranks, one.confidence) == ("replica_divergence", (0, 1), 0.85)
     assert "since the end of step 2" in one.claim
     assert "Call the model through DistributedDataParallel" in one.advice
@@ -233,10 +233,10 @@ def test_a_model_outside_of_ddp_is_a_replica_once_a_step_has_changed_it_alike_on
 
 def test_a_model_whose_parameters_were_broadcast_is_a_replica_from_the_start() -> None:
     first, second = alone(*"abbccd", was_broadcast=True), alone(*"axxyyz", part=OTHER, was_broadcast=True)
-    one = found(of_silence.replica_divergence, rank(0, first), rank(1, second))
+    one = found(of_replicas.replica_divergence, rank(0, first), rank(1, second))
     assert (one.ranks, "since the end of step 1" in one.claim) == ((0, 1), True)
     seed = [rank(0, alone(*"abbccd", was_broadcast=True)), rank(1, alone(*"axxyyz", part=OTHER))]
-    assert found(of_silence.replica_divergence, *seed) is None, "one rank had it from elsewhere"
+    assert found(of_replicas.replica_divergence, *seed) is None, "one rank had it from elsewhere"
 
 
 @pytest.mark.parametrize(
@@ -269,18 +269,18 @@ def test_a_model_whose_parameters_were_broadcast_is_a_replica_from_the_start() -
 def test_models_outside_of_ddp_that_were_not_meant_to_be_equal_are_no_finding(
     first: HealthSamples, second: HealthSamples
 ) -> None:
-    assert found(of_silence.replica_divergence, rank(0, first), rank(1, second)) is None
+    assert found(of_replicas.replica_divergence, rank(0, first), rank(1, second)) is None
 
 
 def test_models_that_were_never_equal_and_whose_gradients_are_summed_were_meant_to_be() -> None:
     first, second = alone(*"abbccd", reduces_gradients=True), alone(*"wxxyyz", part=OTHER, reduces_gradients=True)
-    one = found(of_silence.replica_divergence, rank(0, first), rank(1, second))
+    one = found(of_replicas.replica_divergence, rank(0, first), rank(1, second))
     assert (one.code, one.ranks, one.confidence) == ("replica_divergence", (0, 1), 0.85)
     assert (one.facts["in_ddp"], one.facts["since"], one.facts["identified_by"]) == (False, "made", "")
     assert one.advice.startswith("Broadcast every parameter from one rank")
     members = {"ranks": (0, 1, 2), "reduces_gradients": True}
     three = [alone(*"abbccd", **members), alone(*"abbccd", **members), alone(*"wxxyyz", part=OTHER, **members)]
-    one = found(of_silence.replica_divergence, *(rank(number, looks) for number, looks in enumerate(three)))
+    one = found(of_replicas.replica_divergence, *(rank(number, looks) for number, looks in enumerate(three)))
     assert (one.ranks, one.facts["since"], one.facts["identified_by"]) == ((2,), "made", "fewer")
 
 
