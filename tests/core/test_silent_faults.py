@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from builders import case, ended, evidence, finding_of, rank_evidence
 
+from nsa_harness.core.diagnosis.rules import replicas as of_replicas
 from nsa_harness.core.diagnosis.rules import silent_faults as of_silence
 from nsa_harness.core.evidence.evidence import RankEvidence
 from nsa_harness.core.evidence.exit_messages import read_exit_messages
