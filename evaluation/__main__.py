@@ -6,6 +6,7 @@ python -m evaluation run NAME            runs the cases of an experiment that ha
 python -m evaluation seal ROUND          hashes of programs and truths -> sealed.json, to commit first
 python -m evaluation run ROUND           every program of a round once
 python -m evaluation first-sight ROUND   answers of the first run against the truths -> score.json
+python -m evaluation why ROUND           `nsa-harness why` on every failing program of a round -> why.jsonl
 python -m evaluation healthy             the healthy programs of all rounds again and again -> healthy.json
 python -m evaluation replay FILE...      what `nsa-harness wrong` has stored, judged by today's rules
 python -m evaluation blind ROUND         which answers of today's rules depend on words of the programs
@@ -19,7 +20,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from evaluation import blind, corpus, rescore, strangers
+from evaluation import blind, corpus, explanations, rescore, strangers
 from evaluation.rescore import EXPERIMENTS
 
 _RUNS = ("corpus", *EXPERIMENTS)
@@ -33,6 +34,10 @@ def main(arguments: Sequence[str]) -> int:
         return run(options)
     if options.command == "replay":
         return show(line for file in options.files for line in strangers.replay(file))
+    if options.command == "why":
+        home = strangers.ROUNDS / options.round
+        show(explanations.run(home, options.out, options.jobs, options.python))
+        return show([explanations.report(home)])
     if options.command == "healthy":
         return show(strangers.healthy(options.out, options.runs, options.jobs))
     by_round = {"seal": strangers.seal, "first-sight": strangers.score, "blind": blind.report}
@@ -54,7 +59,10 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument("--forget", action="append", default=[], metavar="GLOB", help="corpus: what matches has not run")
     healthy = commands.add_parser("healthy")
     healthy.add_argument("--runs", type=int, default=300)
-    for command in (run, healthy):
+    why = commands.add_parser("why")
+    why.add_argument("round")
+    why.add_argument("--python", help="the interpreter of the ranks")
+    for command in (run, healthy, why):
         command.add_argument("--jobs", type=int, default=1)
         command.add_argument("--out", type=Path, default=Path("build/evaluation"), help="reports of a round's programs")
     commands.add_parser("replay").add_argument("files", nargs="+", type=Path)

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from evaluation import bisections, calibration, case_study, corpus, plan_truth, strangers, twelve
+from evaluation import bisections, calibration, case_study, corpus, explanations, plan_truth, strangers, twelve
 from evaluation.experiments import HOME, PAGES, Experiment
 from evaluation.scoring import Row, paragraph, table
 
@@ -99,6 +99,7 @@ def documents() -> dict[Path, str]:
     accuracy = [
         *ACCURACY_HEAD,
         *strangers.section(),
+        *explanations.section(),
         *twelve.section(loaded["twelve"]),
         *bisections.section(loaded["bisections"]),
         *plan_truth.section(loaded["plan_truth"]),

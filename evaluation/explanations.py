@@ -1,0 +1,197 @@
+"""Run `nsa-harness why` on the faulty programs of a round, and score the lines that it names.
+
+Each program runs from a copy in a folder whose name tells nothing. An answer is stored once in why.jsonl of the round,
+with the Python version of the ranks. Programs that pass in spite of their fault are left out.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from evaluation.launching import Place, harness, scratch
+from evaluation.scoring import LINES_OFF, Truth, interval, paragraph, share
+from evaluation.strangers import ROUNDS, truth_of, truths
+
+FILE = "why.jsonl"
+LIMIT_S = 900
+FIRST_THREE = 3
+# Row labels of accuracy.md.
+LABELS = {
+    "run": "the line of the first run is right",
+    "first": "the first line that `why` names is right",
+    "first three": "one of the first three lines is right",
+    "certain": "an experiment proved the line",
+    "certain and wrong": "an experiment proved a line that is wrong",
+}
+
+
+def run(home: Path, out: Path, jobs: int, python: str | None) -> Iterator[str]:
+    """Explain every failing program of a round that has no answer of this Python version yet."""
+    file = home / FILE
+    version = _version(python)
+    done = {row["program"] for row in rows_in(home) if row["python"] == version}
+    chosen = [one for one in truths(home) if not one["healthy"] and one["verdict"] != "PASS"]
+
+    def explained(stored: dict[str, Any]) -> dict[str, Any]:
+        reports = out / version / stored["program"].replace("/", "__")
+        return {"program": stored["program"], "python": version, **_explained(home, stored, reports, python)}
+
+    with ThreadPoolExecutor(jobs) as pool, file.open("a") as lines:
+        for row in pool.map(explained, (stored for stored in chosen if stored["program"] not in done)):
+            lines.write(json.dumps(row, sort_keys=True) + "\n")
+            lines.flush()
+            yield f"{row['program']} {row['verdict']} {row['result']} {row['run']} {row['candidates'][:FIRST_THREE]}"
+
+
+def _explained(home: Path, stored: Mapping[str, Any], reports: Path, python: str | None) -> dict[str, Any]:
+    """Return the line of a first run, and what `why` says of this run."""
+    program = home / stored["program"]
+    interpreter = [f"--python={python}"] if python else []
+    with scratch(program.parent) as place:
+        command = [
+            harness(), "run", "--script", program.name, f"--ranks={stored['ranks']}", f"--out={reports.resolve()}",
+            *interpreter, "limits.deadline_s=300", "--", *stored["args"],
+        ]  # fmt: skip
+        first = place.ran(command, LIMIT_S, OMP_NUM_THREADS="1")
+        report = _only(reports.resolve(), "*/report.json")
+        outcome = next(outcome for outcome in report["outcomes"] if outcome["final"])
+        line = (outcome["culprit"] or {}).get("place")
+        row = {"verdict": outcome["verdict"], "run": _line(line, place), "run_s": round(first.seconds, 1)}
+        if outcome["verdict"] not in ("HANG", "FAIL"):
+            return row | {"result": "not failed", "candidates": [], "certain": False, "runs": 0, "why_s": 0.0}
+        run_directory = next(reports.resolve().glob("*/report.json")).parent
+        answers = reports.resolve().with_name(reports.name + "__why")
+        ran = place.ran([harness(), "why", str(run_directory), f"--out={answers}"], LIMIT_S, OMP_NUM_THREADS="1")
+        return row | _answer(answers, place) | {"why_s": round(ran.seconds, 1)}
+
+
+def _answer(answers: Path, place: Place) -> dict[str, Any]:
+    """Return the lines that `why` names, the one that it shows as the origin first."""
+    why = _only(answers, "*/why.json")
+    candidates = (why["explanation"] or {}).get("candidates", [])
+    order = [index for index in range(len(candidates)) if index != why["origin"] and index not in why["dropped"]]
+    order = ([] if why["origin"] is None else [why["origin"]]) + order
+    named = [[*_line(candidates[index]["place"], place), candidates[index]["kind"]] for index in order]
+    if why["result"] == "first_line" or not named:  # the answer is the line of the first run
+        named = [[*_line(why["first"]["place"], place), "first run"], *named]
+    return {
+        "result": why["result"],
+        "candidates": named,
+        "certain": why["result"] == "certain",
+        "runs": len(why["runs"]),
+        "experiments": [[one["experiment"], one["proof"]] for one in why["runs"] if one["experiment"]],
+        "claim": why["claim"].replace(str(place.folder), "project"),
+    }
+
+
+def _only(folder: Path, pattern: str) -> dict[str, Any]:
+    answer: dict[str, Any] = json.loads(next(folder.glob(pattern)).read_text())
+    return answer
+
+
+def _line(line: Mapping[str, Any] | None, place: Place) -> list[Any]:
+    """Return the file, relative to the folder of the program, and the line."""
+    if not line or not line.get("file"):
+        return ["", 0]
+    return [os.path.relpath(line["file"], place.folder), line["line"]]
+
+
+def _version(python: str | None) -> str:
+    code = "import sys; print('%d.%d' % sys.version_info[:2])"
+    return subprocess.run(
+        [python or sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout.strip()
+
+
+def rows_in(home: Path) -> list[dict[str, Any]]:
+    file = home / FILE
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def _hits(truth: Truth, lines: Sequence[Sequence[Any]]) -> bool:
+    return any(
+        line[0] == file and first - LINES_OFF <= line[1] <= last + LINES_OFF
+        for line in lines
+        for file, first, last in truth.places
+    )
+
+
+def judged(stored: Mapping[str, Any], row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return which of the named lines are right. The program's truth names at least one line."""
+    truth = truth_of(stored)
+    right = {
+        "run": _hits(truth, [row["run"]]),
+        "first": _hits(truth, row["candidates"][:1]),
+        "first three": _hits(truth, row["candidates"][:FIRST_THREE]),
+        "certain": row["certain"],
+    }
+    return {"program": stored["program"], **right, "certain and wrong": row["certain"] and not right["first"]}
+
+
+def figures(home: Path) -> dict[str, dict[str, str]]:
+    """Return the figures of a round, for each Python version."""
+    known = {stored["program"]: stored for stored in truths(home)}
+    by_version: dict[str, list[dict[str, Any]]] = {}
+    for row in rows_in(home):
+        if known[row["program"]]["lines"]:
+            by_version.setdefault(row["python"], []).append(judged(known[row["program"]], row))
+    return {version: _figures(rows) for version, rows in sorted(by_version.items())}
+
+
+def _figures(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    counts = {label: share(row[label] for row in rows) for label in ("run", "first", "first three", "certain")}
+    sure = Counter(row["certain and wrong"] for row in rows if row["certain"])
+    wrong = f"{sure[True]} of {sure.total()} (95 % interval {interval(sure[True], sure.total())})"
+    return counts | {"certain and wrong": wrong if sure else "0 of 0"}
+
+
+def report(home: Path) -> str:
+    """Return the figures of a round, and each program whose lines are all wrong."""
+    known = {stored["program"]: stored for stored in truths(home)}
+    texts = [
+        f"{version:5} {label:18} {count}"
+        for version, counts in figures(home).items()
+        for label, count in counts.items()
+    ]
+    for row in rows_in(home):
+        stored = known[row["program"]]
+        if stored["lines"] and not judged(stored, row)["first three"]:
+            texts.append(
+                f"missed by {row['python']}: {row['program']} {row['result']} {row['candidates'][:FIRST_THREE]}"
+            )
+    return "\n".join(texts)
+
+
+def section() -> list[str]:
+    """Return the section of accuracy.md about `nsa-harness why`."""
+    columns = [
+        (f"{home.name}, Python {version}", counts)
+        for home in sorted(path.parent for path in ROUNDS.glob(f"*/{FILE}"))
+        for version, counts in figures(home).items()
+    ]
+    if not columns:
+        return []
+    return [
+        "## Lines that `nsa-harness why` names",
+        "",
+        *paragraph(
+            """
+            `nsa-harness why` ran once for each of the failing programs of these rounds, after the run that failed. A
+            line is right if it is at most two lines away from a line that fixes the bug. The programs of rounds 1 to 4
+            were known when the rules of `why` were written; those of the later rounds were not.
+            """
+        ),
+        "",
+        f"| part of the answer | {' | '.join(head for head, _ in columns)} |",
+        f"| --- |{' ---: |' * len(columns)}",
+        *(f"| {label} | {' | '.join(counts[name] for _, counts in columns)} |" for name, label in LABELS.items()),
+        "",
+    ]
