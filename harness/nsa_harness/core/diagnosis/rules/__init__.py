@@ -95,6 +95,7 @@ from nsa_harness.core.diagnosis.rules import (
     resources,
     rpc,
     silent_faults,
+    slow_runs,
     stragglers,
     threads,
 )
@@ -181,7 +182,7 @@ RULES: Mapping[RulePhase, tuple[Rule, ...]] = {
         host_waits.blocked_io,
         group_waits.transport,
     ),
-    RulePhase.SLOW: (failures.slow,),
+    RulePhase.SLOW: (slow_runs.slow,),
     RulePhase.FALLBACK: (
         failures.never_arrived,
         failures.rank_absent,
