@@ -398,7 +398,7 @@ def _contents(value: Any, items: Iterator[Any], count: int, budget: _Budget) -> 
     finally:
         budget.depth -= 1
     if is_mapping:
-        texts = [f"{key}: {one}" for key, one in zip(texts[::2], texts[1::2])]  # noqa: B905
+        texts = [f"{key}: {one}" for key, one in zip(texts[::2], texts[1::2])]
         count //= 2
     if is_simple and count == len(texts) <= ITEMS_SHOWN:
         kind = type(value)
