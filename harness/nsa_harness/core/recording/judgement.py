@@ -1,0 +1,241 @@
+"""Judge what the recording of an experiment shows about the cause that the experiment tests."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from nsa_harness.core.recording.experiments import Intervention
+from nsa_harness.core.recording.explanation import Explanation
+from nsa_harness.core.recording.recording import Activation, Execution, RankRecording
+from nsa_harness.core.report import Place
+
+ITERATIONS = 10  # that every rank has to get past the point
+_MAX_EVENTS = 100_000
+
+
+class ExperimentOutcome(StrEnum):
+    """What an experiment has shown."""
+
+    PROVES_ORIGIN = "proves_origin"  # without the difference at its origin, every rank gets past the point
+    PROVES_DECISION = "proves_decision"  # with the same decision, every rank gets past the point
+    SECOND_CAUSE = "second_cause"  # every rank got past the point, and then the ranks stopped somewhere else
+    REFUTED = "refuted"  # the change was made, and the ranks stopped at the same point
+    NOT_APPLIED = "not_applied"  # the change could not be made
+    RACE = "race"  # the run did not stop at the point although nothing was changed
+    INCONCLUSIVE = "inconclusive"  # the run ended in another way, perhaps because of the change
+
+
+class EventKind(StrEnum):
+    """What an intervention did at one execution of a statement."""
+
+    CHANGED = "changed"
+    EQUAL = "equal"
+    PUBLISHED = "published"
+    REFUSED = "refused"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExperimentEvent:
+    """One line of a rank's record of the experiment."""
+
+    kind: EventKind
+    rank: int
+    occurrence: int  # number of the execution of the statement, from 1
+    count: int  # number of events of this kind so far, because not every event is written
+    reason: str = ""  # code of the reason why the change was refused
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judgement:
+    """The result of one experiment."""
+
+    outcome: ExperimentOutcome
+    intervention: Intervention
+    changed: tuple[tuple[int, int], ...]  # ranks, and how often a value or decision was changed
+    refused: tuple[tuple[int, str], ...]  # ranks, and why a change was refused there
+    iterations: tuple[tuple[int, int], ...]  # ranks, and how far past the point each of them got
+    has_passed: bool  # the run ended successfully
+    next_place: Place | None = None  # where the ranks parted or stopped after the point
+
+
+def read_events(lines: Iterable[str]) -> Iterator[ExperimentEvent]:
+    """Yield the events of a rank's record of the experiment. Lines that cannot be read are skipped."""
+    for _, line in zip(range(_MAX_EVENTS), lines, strict=False):
+        try:
+            fields = json.loads(line)
+            yield ExperimentEvent(
+                kind=EventKind(fields["event"]),
+                rank=int(fields["rank"]),
+                occurrence=int(fields["occurrence"]),
+                count=int(fields["count"]),
+                reason=str(fields.get("reason") or "")[:200],
+            )
+        except (ValueError, KeyError, TypeError, RecursionError, OverflowError):
+            continue
+
+
+def judge(
+    intervention: Intervention,
+    *,
+    explanation: Explanation,
+    before: Sequence[RankRecording],
+    new_explanation: Explanation | None,
+    after: Sequence[RankRecording],
+    events: Sequence[ExperimentEvent],
+    has_passed: bool,
+) -> Judgement:
+    """Judge an experiment.
+
+    `explanation` and `before` belong to the recorded run that failed; `new_explanation`, `after` and `events` to the
+    experiment. `new_explanation` is None if the ranks of the experiment cannot be compared. `has_passed`: every rank of
+    the experiment exited successfully.
+    """
+    progress = _progress(explanation, before, after)
+    changed = _counts(events, EventKind.CHANGED)
+    refused = tuple(sorted({(event.rank, event.reason) for event in events if event.kind is EventKind.REFUSED}))
+    is_past = has_passed or (bool(progress) and all(steps >= ITERATIONS for steps in progress.values()))
+    next_place = None if has_passed or new_explanation is None else _stop(new_explanation)
+    outcome = (
+        _success(intervention, events, explanation)
+        if is_past
+        else _failure(events, explanation, new_explanation, progress)
+    )
+    return Judgement(
+        outcome=outcome,
+        intervention=intervention,
+        changed=changed,
+        refused=refused,
+        iterations=tuple(sorted(progress.items())),
+        has_passed=has_passed,
+        next_place=next_place,
+    )
+
+
+def with_control(judgement: Judgement, explanation: Explanation, control: Explanation | None) -> Judgement:
+    """Return the judgement after a control run, which is the experiment without its change.
+
+    `control` is None if the control run passed. If it did not stop as the run that failed, the success of the
+    experiment shows nothing, and the failure is a race.
+    """
+    is_success = judgement.outcome in (ExperimentOutcome.PROVES_ORIGIN, ExperimentOutcome.PROVES_DECISION)
+    if is_success and (control is None or not is_same_stop(explanation, control)):
+        return replace(judgement, outcome=ExperimentOutcome.RACE)
+    return judgement
+
+
+def is_same_stop(explanation: Explanation, other: Explanation) -> bool:
+    """Return whether two runs stopped in the same way: the same division, or else the same ranks at the same lines."""
+    if explanation.division is not None and other.division is not None:
+        return _position(explanation.division.place) == _position(other.division.place)
+    return _ends(explanation) == _ends(other)
+
+
+def failure_rate(explanation: Explanation, runs: Sequence[Explanation | None]) -> tuple[int, int]:
+    """Return in how many of `runs` the ranks stopped as in `explanation`, and the number of runs.
+
+    A run that passed is None. If some runs stop in this way and others do not, the failure is a race.
+    """
+    return sum(run is not None and is_same_stop(explanation, run) for run in runs), len(runs)
+
+
+def _success(
+    intervention: Intervention, events: Sequence[ExperimentEvent], explanation: Explanation
+) -> ExperimentOutcome:
+    changes = [event.occurrence for event in events if event.kind is EventKind.CHANGED]
+    division = explanation.division
+    is_too_late = (
+        division is not None
+        and _position(intervention.place) == _position(division.place)
+        and min(changes, default=0) > division.occurrence
+    )  # what got the ranks past the point was not the change
+    if not changes or is_too_late:
+        return ExperimentOutcome.RACE
+    return ExperimentOutcome.PROVES_ORIGIN if intervention.proves_origin else ExperimentOutcome.PROVES_DECISION
+
+
+def _failure(
+    events: Sequence[ExperimentEvent],
+    explanation: Explanation,
+    new_explanation: Explanation | None,
+    progress: Mapping[int, int],
+) -> ExperimentOutcome:
+    kinds = {event.kind for event in events}
+    is_same = new_explanation is not None and is_same_stop(explanation, new_explanation)
+    if EventKind.CHANGED not in kinds:
+        if EventKind.REFUSED in kinds or EventKind.EQUAL not in kinds:
+            return ExperimentOutcome.NOT_APPLIED
+        return ExperimentOutcome.REFUTED if is_same else ExperimentOutcome.RACE
+    is_past_once = bool(progress) and all(steps >= 1 for steps in progress.values())
+    if is_same:
+        return ExperimentOutcome.INCONCLUSIVE if is_past_once else ExperimentOutcome.REFUTED
+    return ExperimentOutcome.SECOND_CAUSE if is_past_once else ExperimentOutcome.INCONCLUSIVE
+
+
+def _progress(
+    explanation: Explanation, before: Sequence[RankRecording], after: Sequence[RankRecording]
+) -> dict[int, int]:
+    """Return how far each rank got past the point: executions of the statement there, or communications.
+
+    Executions count only if the rank also communicated more than in the run that failed, because a loop that waits for
+    another rank executes its statements without getting anywhere. A rank that ran to its end got past the point.
+    """
+    division = explanation.division
+    earlier = {recording.rank: _count(recording, division.place if division else None) for recording in before}
+    progress = {}
+    for recording in after:
+        executions, communications = _count(recording, division.place if division else None)
+        _, communications_before = earlier.get(recording.rank, (0, 0))
+        more = communications - communications_before
+        past = executions - division.occurrence if division and (more > 0 or not communications_before) else 0
+        progress[recording.rank] = ITERATIONS if _ran_to_its_end(recording) else max(0, past, more)
+    return {rank: progress.get(rank, 0) for rank in {*earlier, *progress}}
+
+
+def _count(recording: RankRecording, place: Place | None) -> tuple[int, int]:
+    """Return how often the rank executed the statement at `place`, and how many of its communications returned."""
+    executions = communications = 0
+    for activation, execution in _executions(recording):
+        executions += place is not None and (activation.file, execution.line) == (place.file, place.line)
+        communications += sum(call.returned and not call.error for call in execution.communications)
+    return executions, communications
+
+
+def _executions(recording: RankRecording) -> Iterator[tuple[Activation, Execution]]:
+    remaining = [activation for thread in recording.threads for activation in thread.activations]
+    while remaining:
+        activation = remaining.pop()
+        for execution in activation.executions:
+            remaining += execution.calls
+            yield activation, execution
+
+
+def _ran_to_its_end(recording: RankRecording) -> bool:
+    activations = recording.threads[0].activations if recording.threads else []
+    return bool(activations) and activations[-1].ended and activations[-1].returned is not None
+
+
+def _counts(events: Sequence[ExperimentEvent], kind: EventKind) -> tuple[tuple[int, int], ...]:
+    counts: Counter[int] = Counter()
+    for event in events:
+        if event.kind is kind:
+            counts[event.rank] = max(counts[event.rank], event.count)
+    return tuple(sorted(counts.items()))
+
+
+def _position(place: Place) -> tuple[str | None, int | None]:
+    return place.file, place.line
+
+
+def _ends(explanation: Explanation) -> set[tuple[tuple[int, ...], str | None, int | None]]:
+    return {(ranks, *(_position(place) if place else (None, None))) for ranks, place, _ in explanation.ends}
+
+
+def _stop(explanation: Explanation) -> Place | None:
+    """Return where the ranks parted, or else where the first of them stopped."""
+    if explanation.division is not None:
+        return explanation.division.place
+    return next((place for _, place, _ in explanation.ends if place is not None), None)

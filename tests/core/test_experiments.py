@@ -1,0 +1,325 @@
+"""Which intervention tests which candidate, and what the recording of an experiment shows."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nsa_harness.core.recording.experiments import Intervention, InterventionKind, interventions
+from nsa_harness.core.recording.explanation import Candidate, Division, Explanation, OriginKind, RankValues
+from nsa_harness.core.recording.judgement import (
+    EventKind,
+    ExperimentEvent,
+    ExperimentOutcome,
+    failure_rate,
+    judge,
+    read_events,
+    with_control,
+)
+from nsa_harness.core.recording.recording import (
+    Activation,
+    Communication,
+    Execution,
+    RankRecording,
+    ThreadRecording,
+    Value,
+)
+from nsa_harness.core.report import Place
+
+FILE = "/job/train.py"
+SOURCE = """\
+import random
+class Stopper:
+    def update(self):
+        self.bad += 1
+def train(loader, stopper, rank, optimizer):
+    random.seed(rank)
+    for x in loader:
+        loss = x.mean()
+        if stopper.bad >= 3:
+            break
+        while loss > 1:
+            loss = loss / 2
+        optimizer.step()
+    done()
+"""
+UPDATE, SEED, LOOP, LOSS, CHECK, BREAK, HALVE, HALF, STEP, DONE = 4, 6, 7, 8, 9, 10, 11, 12, 13, 14
+
+
+def at(line: int) -> Place:
+    return Place(file=FILE, line=line)
+
+
+def values(name: str, *texts: str) -> RankValues:
+    return RankValues(name=name, values=tuple(enumerate(texts)))
+
+
+def candidate(line: int, kind: OriginKind, name: str = "", *texts: str, **more: Any) -> Candidate:
+    return Candidate(
+        place=at(line), kind=kind, ranks=(2,), name=name, values=(values(name, *texts),) if texts else (), **more
+    )
+
+
+def division(
+    line: int = CHECK, *, ways: Any = None, shown: Sequence[RankValues] = (), occurrence: int = 33
+) -> Division:
+    ways = ways or (((0, 1), at(HALVE)), ((2,), at(BREAK)))
+    return Division(place=at(line), occurrence=occurrence, ways=ways, condition="", values=tuple(shown))
+
+
+def explanation(*candidates: Candidate, parts_at: Division | None = None, ends: Any = ()) -> Explanation:
+    return Explanation(candidates=candidates, division=parts_at, ends=ends)
+
+
+def planned(*candidates: Candidate, parts_at: Division | None = None) -> list[Intervention]:
+    return list(interventions(explanation(*candidates, parts_at=parts_at), {FILE: SOURCE}))
+
+
+def kinds(found: Sequence[Intervention]) -> list[str]:
+    return [f"{one.kind.value} {one.place.line}" for one in found]
+
+
+def test_interventions_come_in_the_order_undo_generator_scalar_branch() -> None:
+    found = planned(
+        candidate(LOSS, OriginKind.MISSING_REDUCTION, "loss", "1.5", "1.5", "2.5"),
+        candidate(SEED, OriginKind.RANDOM),
+        candidate(UPDATE, OriginKind.LEAK, "self.bad", "2", "2", "3", caller=at(DONE)),
+        parts_at=division(shown=[values("stopper.bad", "2", "2", "3")]),
+    )
+    assert kinds(found) == ["undo 4", "generator 6", "scalar 8", "scalar 9", "branch 9"]
+    assert [one.proves_origin for one in found] == [True, True, True, False, False]
+
+
+def test_the_extra_caller_of_a_leak_is_undone_on_every_rank_that_makes_the_call() -> None:
+    (found,) = planned(candidate(UPDATE, OriginKind.LEAK, "self.bad", "2", "2", "3", caller=at(DONE)))
+    settings = found.settings()
+    assert settings["caller"] == [FILE, DONE]
+    assert settings["path"] == [["name", "self"], ["attribute", "bad"]]
+    assert settings["ranks"] == []
+    json.dumps(settings)
+
+
+def test_a_definition_is_changed_after_it_and_a_use_before_it() -> None:
+    after, before = planned(
+        candidate(LOSS, OriginKind.CLOCK, "loss", "1", "2", "2"),
+        candidate(HALVE, OriginKind.UNKNOWN, "loss", "1", "2", "2"),
+    )
+    assert (after.is_after, after.is_temporary, after.reference, after.ranks) == (True, False, 1, (0, 2))
+    assert (before.is_after, before.is_temporary) == (False, True)
+
+
+def test_the_state_of_a_generator_is_shared_after_a_seed_and_before_a_draw() -> None:
+    seed, draw = planned(candidate(SEED, OriginKind.RANDOM), candidate(LOSS, OriginKind.RANDOM))
+    assert (seed.is_after, draw.is_after) == (True, False)
+
+
+def test_the_number_of_a_rank_is_never_made_equal() -> None:
+    rank = candidate(CHECK, OriginKind.RANK, "me", "0", "1", "2")
+    other = candidate(CHECK, OriginKind.RANK, "rank", "0", "0", "1")
+    assert planned(rank, other) == []
+    assert kinds(planned(candidate(CHECK, OriginKind.RANK, "size", "10", "11", "12"))) == ["scalar 9"]
+
+
+def test_the_order_of_a_set_is_tested_with_a_fixed_hash_seed() -> None:
+    (found,) = planned(candidate(LOOP, OriginKind.HASH_ORDER, "names"))
+    assert (found.kind, found.env) == (InterventionKind.HASH_SEED, (("PYTHONHASHSEED", "0"),))
+
+
+def test_a_forced_branch_leaves_a_loop_and_never_enters_or_continues_it() -> None:
+    longer = division(LOOP, ways=(((0, 1), at(LOSS)), ((2,), at(DONE))))
+    (found,) = planned(parts_at=longer)
+    assert (found.reference, found.ranks, found.first) == (2, (0, 1), 33)
+    continued = division(ways=(((0, 1), at(LOOP)), ((2,), at(BREAK))))
+    assert planned(parts_at=continued)[0].reference == 2
+    ended = division(ways=(((0, 1), None), ((2,), at(BREAK))))
+    assert planned(parts_at=ended)[0].reference == 2
+    assert planned(parts_at=division(ways=(((0, 1, 2), at(BREAK)),))) == []
+
+
+def test_names_that_no_statement_can_set_are_left_out() -> None:
+    assert planned(candidate(LOOP, OriginKind.LENGTH, "len(loader)", "17", "18", "18")) == []
+
+
+def recording(rank: int, line: int, executions: int, communications: int, *, ended: bool = False) -> RankRecording:
+    statements = [Execution(line=line, order=number) for number in range(executions)]
+    calls = [
+        Communication(operation="all_reduce", order=0, returned=number > 0) for number in range(communications + 1)
+    ]
+    statements.append(Execution(line=1, order=executions, communications=calls))
+    returned = Value("NoneType", "None") if ended else None
+    top = Activation(FILE, "<module>", 1, executions=statements, ended=ended, returned=returned)
+    return RankRecording(rank, 3, (3, 11), [ThreadRecording("MainThread", [top])])
+
+
+def run(executions: Sequence[int], communications: Sequence[int], line: int = CHECK) -> list[RankRecording]:
+    return [recording(rank, line, *counts) for rank, counts in enumerate(zip(executions, communications, strict=True))]
+
+
+def event(kind: EventKind, rank: int = 2, occurrence: int = 33, reason: str = "") -> ExperimentEvent:
+    return ExperimentEvent(kind=kind, rank=rank, occurrence=occurrence, count=1, reason=reason)
+
+
+SCALAR = Intervention(
+    kind=InterventionKind.SCALAR, place=at(LOSS), candidate=candidate(LOSS, OriginKind.CLOCK, "loss"), ranks=(1, 2)
+)
+BRANCH = Intervention(kind=InterventionKind.BRANCH, place=at(CHECK), ranks=(2,), first=33)
+FAILED = explanation(parts_at=division())
+BEFORE = run((33, 33, 33), (40, 40, 39))
+CHANGED, EQUAL, REFUSED = (event(kind) for kind in (EventKind.CHANGED, EventKind.EQUAL, EventKind.REFUSED))
+SECOND = explanation(parts_at=division(STEP, occurrence=2))
+
+
+def judged(
+    events: Sequence[ExperimentEvent],
+    *,
+    intervention: Intervention = SCALAR,
+    after: Sequence[RankRecording] = BEFORE,
+    new: Explanation | None = FAILED,
+    passed: bool = False,
+) -> ExperimentOutcome:
+    return judge(
+        intervention,
+        explanation=FAILED,
+        before=BEFORE,
+        new_explanation=new,
+        after=after,
+        events=events,
+        has_passed=passed,
+    ).outcome
+
+
+def test_an_origin_is_proven_if_every_rank_gets_ten_iterations_further() -> None:
+    ten = run((43, 43, 43), (50, 50, 49))
+    assert judged([CHANGED], after=ten, new=None) is ExperimentOutcome.PROVES_ORIGIN
+    assert judged([CHANGED], after=[], new=None, passed=True) is ExperimentOutcome.PROVES_ORIGIN
+    nine = run((43, 42, 43), (41, 41, 41))
+    assert judged([CHANGED], after=nine, new=SECOND) is ExperimentOutcome.SECOND_CAUSE
+
+
+def test_a_forced_branch_proves_only_the_decision() -> None:
+    assert judged([CHANGED], intervention=BRANCH, passed=True) is ExperimentOutcome.PROVES_DECISION
+    decision = replace(SCALAR, candidate=None, place=at(CHECK))
+    assert judged([CHANGED], intervention=decision, passed=True) is ExperimentOutcome.PROVES_DECISION
+
+
+def test_an_effect_that_does_not_get_the_ranks_past_the_point_is_no_origin() -> None:
+    assert judged([CHANGED]) is ExperimentOutcome.REFUTED
+    assert judged([EQUAL]) is ExperimentOutcome.REFUTED
+
+
+def test_two_causes_are_told_apart() -> None:
+    after = run((35, 35, 35), (43, 43, 43))
+    result = judge(
+        SCALAR,
+        explanation=FAILED,
+        before=BEFORE,
+        new_explanation=SECOND,
+        after=after,
+        events=[CHANGED],
+        has_passed=False,
+    )
+    assert (result.outcome, result.next_place) == (ExperimentOutcome.SECOND_CAUSE, at(STEP))
+    assert result.iterations == ((0, 3), (1, 3), (2, 4))
+
+
+def test_a_run_that_passes_although_nothing_was_changed_is_a_race() -> None:
+    for events in ([], [EQUAL], [REFUSED]):
+        assert judged(events, passed=True) is ExperimentOutcome.RACE
+    late = event(EventKind.CHANGED, occurrence=34)
+    assert judged([late], intervention=BRANCH, passed=True) is ExperimentOutcome.RACE
+    assert judged([EQUAL], new=SECOND) is ExperimentOutcome.RACE
+
+
+def test_a_change_that_was_not_made_shows_nothing() -> None:
+    assert judged([]) is ExperimentOutcome.NOT_APPLIED
+    assert judged([event(EventKind.REFUSED, reason="property")]) is ExperimentOutcome.NOT_APPLIED
+    assert judged([EQUAL, REFUSED]) is ExperimentOutcome.NOT_APPLIED
+
+
+def test_a_run_that_the_change_broke_earlier_shows_nothing() -> None:
+    assert judged([CHANGED], new=SECOND, after=run((3, 3, 3), (4, 4, 4))) is ExperimentOutcome.INCONCLUSIVE
+    assert judged([CHANGED], new=None, after=[]) is ExperimentOutcome.INCONCLUSIVE
+
+
+def test_a_loop_that_waits_gets_nowhere() -> None:
+    polling = run((500, 500, 500), (40, 40, 39))
+    assert judged([CHANGED], after=polling) is ExperimentOutcome.REFUTED
+
+
+def test_a_control_run_that_does_not_fail_reveals_a_race() -> None:
+    proof = judge(
+        SCALAR, explanation=FAILED, before=BEFORE, new_explanation=None, after=[], events=[CHANGED], has_passed=True
+    )
+    assert with_control(proof, FAILED, FAILED) == proof
+    assert with_control(proof, FAILED, None).outcome is ExperimentOutcome.RACE
+    assert with_control(proof, FAILED, SECOND).outcome is ExperimentOutcome.RACE
+    assert failure_rate(FAILED, [FAILED, None, SECOND, FAILED]) == (2, 4)
+
+
+def test_runs_without_a_division_are_compared_by_where_the_ranks_stopped() -> None:
+    one, other = (explanation(ends=(((0, 1, 2), at(line), "barrier"),)) for line in (DONE, STEP))
+    assert failure_rate(one, [one, other]) == (1, 2)
+
+
+COUNTS = st.tuples(*[st.integers(0, 60)] * 3)
+EVENTS = st.builds(
+    ExperimentEvent,
+    kind=st.sampled_from(EventKind),
+    rank=st.integers(0, 2),
+    occurrence=st.integers(1, 60),
+    count=st.integers(1, 9),
+)
+
+
+@given(
+    st.sampled_from([SCALAR, BRANCH]),
+    st.lists(EVENTS, max_size=6),
+    COUNTS,
+    COUNTS,
+    st.sampled_from([None, FAILED, SECOND]),
+    st.booleans(),
+)
+def test_nothing_is_proven_without_a_change_and_ten_iterations_on_every_rank(
+    intervention: Intervention,
+    events: list[ExperimentEvent],
+    executions: tuple[int, ...],
+    communications: tuple[int, ...],
+    new: Explanation | None,
+    passed: bool,
+) -> None:
+    outcome = judged(events, intervention=intervention, after=run(executions, communications), new=new, passed=passed)
+    has_changed = any(event.kind is EventKind.CHANGED for event in events)
+    if outcome in (ExperimentOutcome.PROVES_ORIGIN, ExperimentOutcome.PROVES_DECISION):
+        assert has_changed
+        assert passed or all(
+            count >= 43 or after >= before + 10
+            for count, after, before in zip(executions, communications, (40, 40, 39), strict=True)
+        )
+        assert (outcome is ExperimentOutcome.PROVES_ORIGIN) == (intervention is SCALAR)
+    if outcome in (ExperimentOutcome.REFUTED, ExperimentOutcome.SECOND_CAUSE):
+        assert not passed
+    if outcome is ExperimentOutcome.NOT_APPLIED:
+        assert not has_changed
+    if passed and not has_changed:
+        assert outcome is ExperimentOutcome.RACE
+
+
+@given(st.lists(st.one_of(st.text(), st.binary().map(repr), st.from_regex(r'\{"event": "changed".*'))))
+def test_a_damaged_record_of_an_experiment_is_read_without_an_error(lines: list[str]) -> None:
+    good = '{"event": "changed", "rank": 1, "occurrence": 3, "count": 2, "reason": "", "before": 1}'
+    events = list(read_events([*lines, good, "[1]", "null", '{"event": "odd"}']))
+    assert events[-1] == ExperimentEvent(kind=EventKind.CHANGED, rank=1, occurrence=3, count=2)
+
+
+@pytest.mark.parametrize("text", ["", "def", "x" * 3 + "(", "\0"])
+def test_sources_that_cannot_be_parsed_still_give_interventions(text: str) -> None:
+    found = interventions(
+        explanation(candidate(LOSS, OriginKind.CLOCK, "loss", "1", "2"), parts_at=division()), {FILE: text}
+    )
+    assert kinds(found) == ["scalar 8", "branch 9"]
