@@ -35,6 +35,7 @@ from nsa_harness.supervisor.storage.collect import collect
 from nsa_harness.supervisor.storage.inventory import inventory, write_reproduction
 from nsa_harness.supervisor.storage.metrics import printed_metrics
 from nsa_harness.supervisor.storage.record import load_judged_spec
+from nsa_harness.supervisor.storage.recordings import store_recordings
 from nsa_harness.supervisor.storage.redacted_files import redact_files
 from nsa_harness.supervisor.storage.rundir import AttemptDir, working_directory
 from nsa_harness.supervisor.storage.safe_directory import Budget
@@ -115,7 +116,8 @@ def judge_attempt(
         trouble=(*outcome.trouble, *attempt.directory.take_notes(), *unwritten),
     )
     outcome = attempt.redaction.value(outcome)
-    unwritten = redact_files(attempt)
+    unwritten = store_recordings(attempt, {rank.rank: rank.pid for rank in evidence.ranks})
+    unwritten += redact_files(attempt)
     unwritten += write_file(attempt, attempt.verdict, json.dumps(outcome_values(outcome), indent=1) + "\n")
     unwritten += write_file(attempt, attempt.result, f"{outcome.verdict.status}\n")
     unwritten += _write_trace(attempt, evidence, outcome)  # last, so that a full disk costs the trace, not the verdict

@@ -32,12 +32,13 @@ class RecordFile:
     def __init__(self, path: str, rank: int, world_size: int, limit: int = protocol.RECORDING_LIMIT) -> None:
         self._path = path
         self._limit = limit
+        self._nearly_full = int(FULL_SHARE * limit)
         self._lock = _thread.allocate_lock()
         self._strings: dict[str, int] = {}
         # Old maps stay open. A program may have closed their descriptors, and the numbers may belong to other files.
         self._maps: list[mmap.mmap] = []
         self._size = min(FIRST_SIZE, limit)
-        self._memory = self._map(os.O_CREAT | os.O_EXCL)
+        self._memory = self._map(os.O_CREAT | os.O_EXCL, self._size)
         self._position = protocol.RECORDING_HEADER_SIZE
         self._progress = 0
         self.is_full = False
@@ -92,6 +93,8 @@ class RecordFile:
         if self.is_full or (end + _HEAD_SIZE > self._size and not self._grow(end + _HEAD_SIZE)):
             return 0
         self._position = end
+        if end > self._nearly_full:
+            self.is_nearly_full = True
         return at
 
     def _grow(self, needed: int) -> bool:
@@ -99,25 +102,20 @@ class RecordFile:
         try:
             if needed > size:
                 raise OSError("the file has reached its limit")
-            before, self._size = self._size, size
-            try:
-                self._memory = self._map(0)
-            except OSError:
-                self._size = before
-                raise
+            self._memory = self._map(0, size)
         except OSError:
             self.is_full = self.is_nearly_full = True
             self._flags |= protocol.RECORDING_FULL
             self.write_identity(*self._identity)
             return False
-        self.is_nearly_full = size >= self._limit and needed > FULL_SHARE * self._limit
+        self._size = size
         return True
 
-    def _map(self, flags: int) -> mmap.mmap:
+    def _map(self, flags: int, size: int) -> mmap.mmap:
         descriptor = os.open(self._path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | flags, 0o600)
         try:
-            os.posix_fallocate(descriptor, 0, self._size)
-            memory = mmap.mmap(descriptor, self._size)
+            os.posix_fallocate(descriptor, 0, size)
+            memory = mmap.mmap(descriptor, size)
         finally:
             os.close(descriptor)
         self._maps.append(memory)

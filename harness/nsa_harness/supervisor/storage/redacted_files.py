@@ -18,6 +18,7 @@ from typing import IO, BinaryIO
 from nsa_harness.core.report import Trouble
 from nsa_harness.errors import HarnessError, UsageError
 from nsa_harness.supervisor.storage.record import learn_launch_secrets, load_spec, read_record, with_unredacted_plan
+from nsa_harness.supervisor.storage.recordings import redact_recordings
 from nsa_harness.supervisor.storage.redaction import Redaction
 from nsa_harness.supervisor.storage.rundir import SPEC, AttemptDir, RunDir
 from nsa_harness.supervisor.storage.safe_directory import BALLAST, SafeDirectory
@@ -36,7 +37,7 @@ _MAX_BYTES = 64 << 20
 def redact_files(attempt: AttemptDir) -> tuple[Trouble, ...]:
     """Redact the files of one attempt, without following links. Return one note per failure."""
     paths = (path for pattern in _ATTEMPT_FILES for path in attempt.directory.list_files(attempt.path, pattern))
-    return tuple(_redact(paths, attempt.directory, attempt.redaction))
+    return (*_redact(paths, attempt.directory, attempt.redaction), *redact_recordings(attempt))
 
 
 def redact_run(run: RunDir) -> None:
