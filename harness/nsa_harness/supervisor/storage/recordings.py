@@ -1,6 +1,6 @@
 """Stores the recordings of ranks without secrets, and reads them back.
 
-A stored recording is a compressed file in the directory of its rank, in the format of protocol.py. Each string is
+A stored recording is a gzip file in the directory of its rank, in the format of protocol.py. Each string is
 stored once and is redacted once.
 """
 
@@ -10,7 +10,6 @@ import gzip
 import re
 import zlib
 from collections.abc import Iterator, Mapping
-from io import BytesIO
 from pathlib import Path
 
 from nsa_harness import protocol
@@ -180,12 +179,12 @@ def _write(attempt: AttemptDir, path: Path, data: bytes) -> None:
 
 def _read(attempt: AttemptDir, path: Path) -> bytes:
     """Return the bytes of a stored recording. Raise OSError or ValueError if it is damaged or too large."""
-    compressed = attempt.directory.read_whole_file(path, _MOST_BYTES)
+    packed = attempt.directory.read_whole_file(path, _MOST_BYTES)
     try:
-        with gzip.open(BytesIO(compressed)) as file:
-            data = file.read(2 * _MOST_BYTES + 1)
-    except (EOFError, zlib.error) as error:
+        unpacking = zlib.decompressobj(wbits=31)
+        data = unpacking.decompress(packed, 2 * _MOST_BYTES)
+    except zlib.error as error:
         raise ValueError(f"damaged: {error}") from None
-    if len(data) > 2 * _MOST_BYTES:
-        raise ValueError("it is too large")
+    if not unpacking.eof:
+        raise ValueError("damaged or too large")
     return data
