@@ -1,24 +1,31 @@
-"""Which intervention tests which candidate, and what the recording of an experiment shows."""
+"""Which experiment tests which candidate, and what the recording of an experiment shows."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsa_harness.core.recording.experiments import Intervention, InterventionKind, interventions
-from nsa_harness.core.recording.explanation import Candidate, Division, Explanation, OriginKind, RankValues
+from nsa_harness.core.recording.experiments import plan_experiments
+from nsa_harness.core.recording.explanation import (
+    Candidate,
+    Division,
+    ExperimentKind,
+    ExperimentResult,
+    Explanation,
+    OriginKind,
+    PlannedExperiment,
+    RankValues,
+)
 from nsa_harness.core.recording.judgement import (
     EventKind,
     ExperimentEvent,
-    ExperimentOutcome,
     failure_rate,
-    judge,
+    judge_experiment,
     read_events,
     with_control,
 )
@@ -77,28 +84,32 @@ def explanation(*candidates: Candidate, parts_at: Division | None = None, ends: 
     return Explanation(candidates=candidates, division=parts_at, ends=ends)
 
 
-def planned(*candidates: Candidate, parts_at: Division | None = None) -> list[Intervention]:
-    return list(interventions(explanation(*candidates, parts_at=parts_at), {FILE: SOURCE}))
+def planned(*candidates: Candidate, parts_at: Division | None = None) -> list[PlannedExperiment]:
+    return list(plan_experiments(explanation(*candidates, parts_at=parts_at), {FILE: SOURCE}))
 
 
-def kinds(found: Sequence[Intervention]) -> list[str]:
+def told(one: PlannedExperiment, *keys: str) -> list[object]:
+    return [one.instruction[key] for key in keys]
+
+
+def kinds(found: Sequence[PlannedExperiment]) -> list[str]:
     return [f"{one.kind.value} {one.place.line}" for one in found]
 
 
-def test_interventions_come_in_the_order_undo_generator_scalar_branch() -> None:
+def test_experiments_come_in_the_order_undo_generator_scalar_branch() -> None:
     found = planned(
         candidate(LOSS, OriginKind.MISSING_REDUCTION, "loss", "1.5", "1.5", "2.5"),
         candidate(SEED, OriginKind.RANDOM),
         candidate(UPDATE, OriginKind.LEAK, "self.bad", "2", "2", "3", caller=at(DONE)),
         parts_at=division(shown=[values("stopper.bad", "2", "2", "3")]),
     )
-    assert kinds(found) == ["undo 4", "generator 6", "scalar 8", "scalar 9", "branch 9"]
+    assert kinds(found) == ["undo_leak 4", "share_generator 6", "set_value 8", "set_value 9", "force_branch 9"]
     assert [one.proves_origin for one in found] == [True, True, True, False, False]
 
 
 def test_the_extra_caller_of_a_leak_is_undone_on_every_rank_that_makes_the_call() -> None:
     (found,) = planned(candidate(UPDATE, OriginKind.LEAK, "self.bad", "2", "2", "3", caller=at(DONE)))
-    settings = found.settings()
+    settings = dict(found.instruction)
     assert settings["caller"] == [FILE, DONE]
     assert settings["path"] == [["name", "self"], ["attribute", "bad"]]
     assert settings["ranks"] == []
@@ -110,35 +121,35 @@ def test_a_definition_is_changed_after_it_and_a_use_before_it() -> None:
         candidate(LOSS, OriginKind.CLOCK, "loss", "1", "2", "2"),
         candidate(HALVE, OriginKind.UNKNOWN, "loss", "1", "2", "2"),
     )
-    assert (after.is_after, after.is_temporary, after.reference, after.ranks) == (True, False, 1, (0, 2))
-    assert (before.is_after, before.is_temporary) == (False, True)
+    assert told(after, "after", "temporary", "reference", "ranks") == [True, False, 1, [0, 2]]
+    assert told(before, "after", "temporary") == [False, True]
 
 
 def test_the_state_of_a_generator_is_shared_after_a_seed_and_before_a_draw() -> None:
     seed, draw = planned(candidate(SEED, OriginKind.RANDOM), candidate(LOSS, OriginKind.RANDOM))
-    assert (seed.is_after, draw.is_after) == (True, False)
+    assert told(seed, "after") + told(draw, "after") == [True, False]
 
 
 def test_the_number_of_a_rank_is_never_made_equal() -> None:
     rank = candidate(CHECK, OriginKind.RANK, "me", "0", "1", "2")
     other = candidate(CHECK, OriginKind.RANK, "rank", "0", "0", "1")
     assert planned(rank, other) == []
-    assert kinds(planned(candidate(CHECK, OriginKind.RANK, "size", "10", "11", "12"))) == ["scalar 9"]
+    assert kinds(planned(candidate(CHECK, OriginKind.RANK, "size", "10", "11", "12"))) == ["set_value 9"]
 
 
 def test_the_order_of_a_set_is_tested_with_a_fixed_hash_seed() -> None:
     (found,) = planned(candidate(LOOP, OriginKind.HASH_ORDER, "names"))
-    assert (found.kind, found.env) == (InterventionKind.HASH_SEED, (("PYTHONHASHSEED", "0"),))
+    assert (found.kind, found.env) == (ExperimentKind.FIX_HASH_SEED, (("PYTHONHASHSEED", "0"),))
 
 
 def test_a_forced_branch_leaves_a_loop_and_never_enters_or_continues_it() -> None:
     longer = division(LOOP, ways=(((0, 1), at(LOSS)), ((2,), at(DONE))))
     (found,) = planned(parts_at=longer)
-    assert (found.reference, found.ranks, found.first) == (2, (0, 1), 33)
+    assert told(found, "reference", "ranks", "from") == [2, [0, 1], 33]
     continued = division(ways=(((0, 1), at(LOOP)), ((2,), at(BREAK))))
-    assert planned(parts_at=continued)[0].reference == 2
+    assert told(planned(parts_at=continued)[0], "reference") == [2]
     ended = division(ways=(((0, 1), None), ((2,), at(BREAK))))
-    assert planned(parts_at=ended)[0].reference == 2
+    assert told(planned(parts_at=ended)[0], "reference") == [2]
     assert planned(parts_at=division(ways=(((0, 1, 2), at(BREAK)),))) == []
 
 
@@ -165,10 +176,8 @@ def event(kind: EventKind, rank: int = 2, occurrence: int = 33, reason: str = ""
     return ExperimentEvent(kind=kind, rank=rank, occurrence=occurrence, count=1, reason=reason)
 
 
-SCALAR = Intervention(
-    kind=InterventionKind.SCALAR, place=at(LOSS), candidate=candidate(LOSS, OriginKind.CLOCK, "loss"), ranks=(1, 2)
-)
-BRANCH = Intervention(kind=InterventionKind.BRANCH, place=at(CHECK), ranks=(2,), first=33)
+SCALAR = planned(candidate(LOSS, OriginKind.CLOCK, "loss", "1", "2"))[0]
+DECISION, BRANCH = planned(parts_at=division(shown=[values("stopper.bad", "2", "2", "3")]))
 FAILED = explanation(parts_at=division())
 BEFORE = run((33, 33, 33), (40, 40, 39))
 CHANGED, EQUAL, REFUSED = (event(kind) for kind in (EventKind.CHANGED, EventKind.EQUAL, EventKind.REFUSED))
@@ -178,87 +187,68 @@ SECOND = explanation(parts_at=division(STEP, occurrence=2))
 def judged(
     events: Sequence[ExperimentEvent],
     *,
-    intervention: Intervention = SCALAR,
+    experiment: PlannedExperiment = SCALAR,
     after: Sequence[RankRecording] = BEFORE,
     new: Explanation | None = FAILED,
     passed: bool = False,
-) -> ExperimentOutcome:
-    return judge(
-        intervention,
-        explanation=FAILED,
-        before=BEFORE,
-        new_explanation=new,
-        after=after,
-        events=events,
-        has_passed=passed,
-    ).outcome
+) -> ExperimentResult:
+    return judge_experiment(experiment, FAILED, BEFORE, after, events=events, new_explanation=new, passed=passed).result
 
 
 def test_an_origin_is_proven_if_every_rank_gets_ten_iterations_further() -> None:
     ten = run((43, 43, 43), (50, 50, 49))
-    assert judged([CHANGED], after=ten, new=None) is ExperimentOutcome.PROVES_ORIGIN
-    assert judged([CHANGED], after=[], new=None, passed=True) is ExperimentOutcome.PROVES_ORIGIN
+    assert judged([CHANGED], after=ten, new=None) is ExperimentResult.WENT_ON
+    assert judged([CHANGED], after=[], new=None, passed=True) is ExperimentResult.WENT_ON
     nine = run((43, 42, 43), (41, 41, 41))
-    assert judged([CHANGED], after=nine, new=SECOND) is ExperimentOutcome.SECOND_CAUSE
+    assert judged([CHANGED], after=nine, new=SECOND) is ExperimentResult.SECOND_CAUSE
 
 
-def test_a_forced_branch_proves_only_the_decision() -> None:
-    assert judged([CHANGED], intervention=BRANCH, passed=True) is ExperimentOutcome.PROVES_DECISION
-    decision = replace(SCALAR, candidate=None, place=at(CHECK))
-    assert judged([CHANGED], intervention=decision, passed=True) is ExperimentOutcome.PROVES_DECISION
+def test_equal_values_and_a_forced_branch_at_the_division_prove_only_the_decision() -> None:
+    assert [one.proves_origin for one in (SCALAR, DECISION, BRANCH)] == [True, False, False]
+    assert judged([CHANGED], experiment=BRANCH, passed=True) is ExperimentResult.WENT_ON
 
 
 def test_an_effect_that_does_not_get_the_ranks_past_the_point_is_no_origin() -> None:
-    assert judged([CHANGED]) is ExperimentOutcome.REFUTED
-    assert judged([EQUAL]) is ExperimentOutcome.REFUTED
+    assert judged([CHANGED]) is ExperimentResult.FAILED
+    assert judged([EQUAL]) is ExperimentResult.FAILED
 
 
 def test_two_causes_are_told_apart() -> None:
     after = run((35, 35, 35), (43, 43, 43))
-    result = judge(
-        SCALAR,
-        explanation=FAILED,
-        before=BEFORE,
-        new_explanation=SECOND,
-        after=after,
-        events=[CHANGED],
-        has_passed=False,
-    )
-    assert (result.outcome, result.next_place) == (ExperimentOutcome.SECOND_CAUSE, at(STEP))
+    result = judge_experiment(SCALAR, FAILED, BEFORE, after, events=[CHANGED], new_explanation=SECOND, passed=False)
+    assert (result.result, result.next_place) == (ExperimentResult.SECOND_CAUSE, at(STEP))
     assert result.iterations == ((0, 3), (1, 3), (2, 4))
 
 
 def test_a_run_that_passes_although_nothing_was_changed_is_a_race() -> None:
     for events in ([], [EQUAL], [REFUSED]):
-        assert judged(events, passed=True) is ExperimentOutcome.RACE
+        assert judged(events, passed=True) is ExperimentResult.RACE
     late = event(EventKind.CHANGED, occurrence=34)
-    assert judged([late], intervention=BRANCH, passed=True) is ExperimentOutcome.RACE
-    assert judged([EQUAL], new=SECOND) is ExperimentOutcome.RACE
+    assert judged([late], experiment=BRANCH, passed=True) is ExperimentResult.RACE
+    assert judged([EQUAL], new=SECOND) is ExperimentResult.RACE
 
 
 def test_a_change_that_was_not_made_shows_nothing() -> None:
-    assert judged([]) is ExperimentOutcome.NOT_APPLIED
-    assert judged([event(EventKind.REFUSED, reason="property")]) is ExperimentOutcome.NOT_APPLIED
-    assert judged([EQUAL, REFUSED]) is ExperimentOutcome.NOT_APPLIED
+    assert judged([]) is ExperimentResult.NOT_MADE
+    assert judged([event(EventKind.REFUSED, reason="property")]) is ExperimentResult.NOT_MADE
+    assert judged([EQUAL, REFUSED]) is ExperimentResult.NOT_MADE
 
 
 def test_a_run_that_the_change_broke_earlier_shows_nothing() -> None:
-    assert judged([CHANGED], new=SECOND, after=run((3, 3, 3), (4, 4, 4))) is ExperimentOutcome.INCONCLUSIVE
-    assert judged([CHANGED], new=None, after=[]) is ExperimentOutcome.INCONCLUSIVE
+    assert judged([CHANGED], new=SECOND, after=run((3, 3, 3), (4, 4, 4))) is ExperimentResult.INCONCLUSIVE
+    assert judged([CHANGED], new=None, after=[]) is ExperimentResult.INCONCLUSIVE
 
 
 def test_a_loop_that_waits_gets_nowhere() -> None:
     polling = run((500, 500, 500), (40, 40, 39))
-    assert judged([CHANGED], after=polling) is ExperimentOutcome.REFUTED
+    assert judged([CHANGED], after=polling) is ExperimentResult.FAILED
 
 
 def test_a_control_run_that_does_not_fail_reveals_a_race() -> None:
-    proof = judge(
-        SCALAR, explanation=FAILED, before=BEFORE, new_explanation=None, after=[], events=[CHANGED], has_passed=True
-    )
+    proof = judge_experiment(SCALAR, FAILED, BEFORE, [], events=[CHANGED], new_explanation=None, passed=True)
     assert with_control(proof, FAILED, FAILED) == proof
-    assert with_control(proof, FAILED, None).outcome is ExperimentOutcome.RACE
-    assert with_control(proof, FAILED, SECOND).outcome is ExperimentOutcome.RACE
+    assert with_control(proof, FAILED, None).result is ExperimentResult.RACE
+    assert with_control(proof, FAILED, SECOND).result is ExperimentResult.RACE
     assert failure_rate(FAILED, [FAILED, None, SECOND, FAILED]) == (2, 4)
 
 
@@ -286,40 +276,44 @@ EVENTS = st.builds(
     st.booleans(),
 )
 def test_nothing_is_proven_without_a_change_and_ten_iterations_on_every_rank(
-    intervention: Intervention,
+    experiment: PlannedExperiment,
     events: list[ExperimentEvent],
     executions: tuple[int, ...],
     communications: tuple[int, ...],
     new: Explanation | None,
     passed: bool,
 ) -> None:
-    outcome = judged(events, intervention=intervention, after=run(executions, communications), new=new, passed=passed)
+    outcome = judged(events, experiment=experiment, after=run(executions, communications), new=new, passed=passed)
     has_changed = any(event.kind is EventKind.CHANGED for event in events)
-    if outcome in (ExperimentOutcome.PROVES_ORIGIN, ExperimentOutcome.PROVES_DECISION):
+    if outcome is ExperimentResult.WENT_ON:
         assert has_changed
         assert passed or all(
             count >= 43 or after >= before + 10
             for count, after, before in zip(executions, communications, (40, 40, 39), strict=True)
         )
-        assert (outcome is ExperimentOutcome.PROVES_ORIGIN) == (intervention is SCALAR)
-    if outcome in (ExperimentOutcome.REFUTED, ExperimentOutcome.SECOND_CAUSE):
+    if outcome in (ExperimentResult.FAILED, ExperimentResult.SECOND_CAUSE):
         assert not passed
-    if outcome is ExperimentOutcome.NOT_APPLIED:
+    if outcome is ExperimentResult.NOT_MADE:
         assert not has_changed
     if passed and not has_changed:
-        assert outcome is ExperimentOutcome.RACE
+        assert outcome is ExperimentResult.RACE
 
 
-@given(st.lists(st.one_of(st.text(), st.binary().map(repr), st.from_regex(r'\{"event": "changed".*'))))
-def test_a_damaged_record_of_an_experiment_is_read_without_an_error(lines: list[str]) -> None:
-    good = '{"event": "changed", "rank": 1, "occurrence": 3, "count": 2, "reason": "", "before": 1}'
-    events = list(read_events([*lines, good, "[1]", "null", '{"event": "odd"}']))
-    assert events[-1] == ExperimentEvent(kind=EventKind.CHANGED, rank=1, occurrence=3, count=2)
+JSON = st.recursive(st.none() | st.booleans() | st.floats() | st.text(), st.lists)
+FIELDS = ("event", "rank", "occurrence", "count", "reason")
+
+
+@given(st.lists(st.dictionaries(st.sampled_from(FIELDS), JSON | st.just("changed"))))
+def test_a_damaged_record_of_an_experiment_is_read_without_an_error(records: list[dict[str, Any]]) -> None:
+    good = {"event": "changed", "rank": 1, "occurrence": 3, "count": 2, "reason": "", "before": 1}
+    assert list(read_events([*records, good]))[-1] == ExperimentEvent(
+        kind=EventKind.CHANGED, rank=1, occurrence=3, count=2
+    )
 
 
 @pytest.mark.parametrize("text", ["", "def", "x" * 3 + "(", "\0"])
-def test_sources_that_cannot_be_parsed_still_give_interventions(text: str) -> None:
-    found = interventions(
+def test_sources_that_cannot_be_parsed_still_give_experiments(text: str) -> None:
+    found = plan_experiments(
         explanation(candidate(LOSS, OriginKind.CLOCK, "loss", "1", "2"), parts_at=division()), {FILE: text}
     )
-    assert kinds(found) == ["scalar 8", "branch 9"]
+    assert kinds(found) == ["set_value 8", "force_branch 9"]

@@ -76,10 +76,11 @@ class Explanation:
 class ExperimentKind(StrEnum):
     """What an experiment changes in a further run. The order is the order in which experiments are tried."""
 
-    UNDO_LEAK = "undo_leak"  # restore the value that only the extra call changed
-    SHARE_GENERATOR = "share_generator"  # give all ranks the generator state of rank 0
-    SET_VALUE = "set_value"  # give all ranks the value of rank 0
-    FORCE_BRANCH = "force_branch"  # let all ranks go the way of rank 0; this proves the decision, not its origin
+    UNDO_LEAK = "undo_leak"  # restore the value, or the state of the generators, that only the extra call changed
+    FIX_HASH_SEED = "fix_hash_seed"  # set PYTHONHASHSEED, so that sets have the same order on all ranks
+    SHARE_GENERATOR = "share_generator"  # give all ranks the generator state of one rank
+    SET_VALUE = "set_value"  # give all ranks the value of one rank
+    FORCE_BRANCH = "force_branch"  # let all ranks go the way of one rank; this proves the decision, not its origin
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,13 +92,18 @@ class PlannedExperiment:
     place: Place  # the statement at which the change is made
     name: str = ""  # the variable or attribute that is set; "" if there is none
     occurrence: int = 1  # the first execution of the statement at which the change is made
+    proves_origin: bool = True  # False: success proves only the decision, and not where the difference comes from
     # The value of "experiment" in _NSA_HARNESS_RECORD, for the interventions in the ranks.
     instruction: Mapping[str, object]
+    env: tuple[tuple[str, str], ...] = ()  # environment variables of the run, in addition
 
 
 class ExperimentResult(StrEnum):
     """What happened in the run of an experiment."""
 
     WENT_ON = "went_on"  # every rank got past the point of the failure, or to its end
+    SECOND_CAUSE = "second_cause"  # every rank got past the point, and then the ranks stopped somewhere else
     FAILED = "failed"  # the ranks took different ways nevertheless
+    RACE = "race"  # the ranks got past the point although nothing was changed, so the failure depends on chance
+    INCONCLUSIVE = "inconclusive"  # the run ended in another way, perhaps because of the change
     NOT_MADE = "not_made"  # the change could not be made, or the recording does not show whether it was made

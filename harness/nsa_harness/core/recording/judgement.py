@@ -2,31 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import Any
 
-from nsa_harness.core.recording.experiments import Intervention
-from nsa_harness.core.recording.explanation import Explanation
+from nsa_harness.core.recording.explanation import ExperimentResult, Explanation, PlannedExperiment
 from nsa_harness.core.recording.recording import Activation, Execution, RankRecording
 from nsa_harness.core.report import Place
 
 ITERATIONS = 10  # that every rank has to get past the point
-_MAX_EVENTS = 100_000
-
-
-class ExperimentOutcome(StrEnum):
-    """What an experiment has shown."""
-
-    PROVES_ORIGIN = "proves_origin"  # without the difference at its origin, every rank gets past the point
-    PROVES_DECISION = "proves_decision"  # with the same decision, every rank gets past the point
-    SECOND_CAUSE = "second_cause"  # every rank got past the point, and then the ranks stopped somewhere else
-    REFUTED = "refuted"  # the change was made, and the ranks stopped at the same point
-    NOT_APPLIED = "not_applied"  # the change could not be made
-    RACE = "race"  # the run did not stop at the point although nothing was changed
-    INCONCLUSIVE = "inconclusive"  # the run ended in another way, perhaps because of the change
 
 
 class EventKind(StrEnum):
@@ -53,20 +39,17 @@ class ExperimentEvent:
 class Judgement:
     """The result of one experiment."""
 
-    outcome: ExperimentOutcome
-    intervention: Intervention
+    result: ExperimentResult
     changed: tuple[tuple[int, int], ...]  # ranks, and how often a value or decision was changed
     refused: tuple[tuple[int, str], ...]  # ranks, and why a change was refused there
     iterations: tuple[tuple[int, int], ...]  # ranks, and how far past the point each of them got
-    has_passed: bool  # the run ended successfully
     next_place: Place | None = None  # where the ranks parted or stopped after the point
 
 
-def read_events(lines: Iterable[str]) -> Iterator[ExperimentEvent]:
-    """Yield the events of a rank's record of the experiment. Lines that cannot be read are skipped."""
-    for _, line in zip(range(_MAX_EVENTS), lines, strict=False):
+def read_events(records: Iterable[Mapping[str, Any]]) -> Iterator[ExperimentEvent]:
+    """Yield the events of a rank's record of the experiment. Records that are not events are skipped."""
+    for fields in records:
         try:
-            fields = json.loads(line)
             yield ExperimentEvent(
                 kind=EventKind(fields["event"]),
                 rank=int(fields["rank"]),
@@ -74,44 +57,39 @@ def read_events(lines: Iterable[str]) -> Iterator[ExperimentEvent]:
                 count=int(fields["count"]),
                 reason=str(fields.get("reason") or "")[:200],
             )
-        except (ValueError, KeyError, TypeError, RecursionError, OverflowError):
+        except (ValueError, KeyError, TypeError, OverflowError):
             continue
 
 
-def judge(
-    intervention: Intervention,
-    *,
+def judge_experiment(
+    planned: PlannedExperiment,
     explanation: Explanation,
     before: Sequence[RankRecording],
-    new_explanation: Explanation | None,
     after: Sequence[RankRecording],
+    *,
     events: Sequence[ExperimentEvent],
-    has_passed: bool,
+    new_explanation: Explanation | None,
+    passed: bool,
 ) -> Judgement:
     """Judge an experiment.
 
-    `explanation` and `before` belong to the recorded run that failed; `new_explanation`, `after` and `events` to the
-    experiment. `new_explanation` is None if the ranks of the experiment cannot be compared. `has_passed`: every rank of
-    the experiment exited successfully.
+    `explanation` and `before` belong to the recorded run that failed; `after`, `events` and `new_explanation` to the
+    run of the experiment. `new_explanation` is None if its ranks cannot be compared. `passed`: every rank of the
+    experiment exited successfully.
     """
     progress = _progress(explanation, before, after)
-    changed = _counts(events, EventKind.CHANGED)
-    refused = tuple(sorted({(event.rank, event.reason) for event in events if event.kind is EventKind.REFUSED}))
-    is_past = has_passed or (bool(progress) and all(steps >= ITERATIONS for steps in progress.values()))
-    next_place = None if has_passed or new_explanation is None else _stop(new_explanation)
-    outcome = (
-        _success(intervention, events, explanation)
-        if is_past
-        else _failure(events, explanation, new_explanation, progress)
-    )
+    is_past = passed or (bool(progress) and all(steps >= ITERATIONS for steps in progress.values()))
+    changes = [event.occurrence for event in events if event.kind is EventKind.CHANGED]
+    if is_past:
+        result = _success(planned, changes, explanation)
+    else:
+        result = _failure(events, explanation, new_explanation, progress)
     return Judgement(
-        outcome=outcome,
-        intervention=intervention,
-        changed=changed,
-        refused=refused,
+        result=result,
+        changed=_counts(events, EventKind.CHANGED),
+        refused=tuple(sorted({(event.rank, event.reason) for event in events if event.kind is EventKind.REFUSED})),
         iterations=tuple(sorted(progress.items())),
-        has_passed=has_passed,
-        next_place=next_place,
+        next_place=None if passed or new_explanation is None else _stop(new_explanation),
     )
 
 
@@ -121,9 +99,9 @@ def with_control(judgement: Judgement, explanation: Explanation, control: Explan
     `control` is None if the control run passed. If it did not stop as the run that failed, the success of the
     experiment shows nothing, and the failure is a race.
     """
-    is_success = judgement.outcome in (ExperimentOutcome.PROVES_ORIGIN, ExperimentOutcome.PROVES_DECISION)
+    is_success = judgement.result is ExperimentResult.WENT_ON
     if is_success and (control is None or not is_same_stop(explanation, control)):
-        return replace(judgement, outcome=ExperimentOutcome.RACE)
+        return replace(judgement, result=ExperimentResult.RACE)
     return judgement
 
 
@@ -142,19 +120,16 @@ def failure_rate(explanation: Explanation, runs: Sequence[Explanation | None]) -
     return sum(run is not None and is_same_stop(explanation, run) for run in runs), len(runs)
 
 
-def _success(
-    intervention: Intervention, events: Sequence[ExperimentEvent], explanation: Explanation
-) -> ExperimentOutcome:
-    changes = [event.occurrence for event in events if event.kind is EventKind.CHANGED]
+def _success(planned: PlannedExperiment, changes: Sequence[int], explanation: Explanation) -> ExperimentResult:
+    """Return WENT_ON if it was the change that got the ranks past the point.
+
+    `changes` are the executions of the statement at which something was changed.
+    """
     division = explanation.division
-    is_too_late = (
-        division is not None
-        and _position(intervention.place) == _position(division.place)
-        and min(changes, default=0) > division.occurrence
-    )  # what got the ranks past the point was not the change
-    if not changes or is_too_late:
-        return ExperimentOutcome.RACE
-    return ExperimentOutcome.PROVES_ORIGIN if intervention.proves_origin else ExperimentOutcome.PROVES_DECISION
+    is_at_division = division is not None and _position(planned.place) == _position(division.place)
+    if not changes or (is_at_division and division is not None and min(changes) > division.occurrence):
+        return ExperimentResult.RACE
+    return ExperimentResult.WENT_ON
 
 
 def _failure(
@@ -162,17 +137,17 @@ def _failure(
     explanation: Explanation,
     new_explanation: Explanation | None,
     progress: Mapping[int, int],
-) -> ExperimentOutcome:
+) -> ExperimentResult:
     kinds = {event.kind for event in events}
     is_same = new_explanation is not None and is_same_stop(explanation, new_explanation)
     if EventKind.CHANGED not in kinds:
         if EventKind.REFUSED in kinds or EventKind.EQUAL not in kinds:
-            return ExperimentOutcome.NOT_APPLIED
-        return ExperimentOutcome.REFUTED if is_same else ExperimentOutcome.RACE
+            return ExperimentResult.NOT_MADE
+        return ExperimentResult.FAILED if is_same else ExperimentResult.RACE
     is_past_once = bool(progress) and all(steps >= 1 for steps in progress.values())
     if is_same:
-        return ExperimentOutcome.INCONCLUSIVE if is_past_once else ExperimentOutcome.REFUTED
-    return ExperimentOutcome.SECOND_CAUSE if is_past_once else ExperimentOutcome.INCONCLUSIVE
+        return ExperimentResult.INCONCLUSIVE if is_past_once else ExperimentResult.FAILED
+    return ExperimentResult.SECOND_CAUSE if is_past_once else ExperimentResult.INCONCLUSIVE
 
 
 def _progress(

@@ -70,6 +70,7 @@ from nsa_harness.core.verdict.verdict import judge
 from nsa_harness.supervisor.storage.adapters import evidence_text, type_adapter
 from nsa_harness.supervisor.storage.journals import Journals, first_line
 from nsa_harness.supervisor.storage.metrics import as_integer, last_number, number_in, read_table
+from nsa_harness.supervisor.storage.recordings import EXPERIMENT_FILE
 from nsa_harness.supervisor.storage.rundir import AttemptDir
 
 _MAX_HALF_BYTES = 32 << 20
@@ -80,6 +81,7 @@ _PROBE_FILES = {  # name in the probe directory -> name in the rank's directory
     protocol.FLIGHT: "flight.json",
     protocol.HEALTH_SAMPLES: "looks.jsonl",
     protocol.TROUBLE: "trouble.jsonl",
+    protocol.EXPERIMENT: EXPERIMENT_FILE,
 }
 
 

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from nsa_harness import protocol
+from nsa_harness.core.recording.judgement import ExperimentEvent, read_events
 from nsa_harness.core.recording.reading import NotARecordingError, numbers_of, read_recording, records
 from nsa_harness.core.recording.recording import RankRecording
 from nsa_harness.core.report import Trouble
@@ -21,6 +22,7 @@ from nsa_harness.supervisor.storage.redaction import Redaction
 from nsa_harness.supervisor.storage.rundir import AttemptDir
 
 RECORDING_FILE = "recording.gz"
+EXPERIMENT_FILE = "experiment.jsonl"
 _MOST_BYTES = protocol.RECORDING_LIMIT + (1 << 20)
 _CHUNK_STRINGS = 2000
 _FIRST_VALUE = {protocol.RECORD_ENTER: 4, protocol.RECORD_EXECUTE: 4, protocol.RECORD_WRITES: 1}
@@ -77,6 +79,12 @@ def load_recordings(attempt: AttemptDir, ranks: int) -> tuple[list[RankRecording
             recordings.append(recording)
             notes += [Trouble(what="recording", why=problem, rank=rank) for problem in recording.problems]
     return recordings, tuple(notes)
+
+
+def load_experiment_events(attempt: AttemptDir, ranks: int) -> tuple[ExperimentEvent, ...]:
+    """Return what the experiment of an attempt changed, found equal or refused in each rank."""
+    files = (attempt.rank(rank) / EXPERIMENT_FILE for rank in range(ranks))
+    return tuple(event for file in files for event in read_events(attempt.directory.read_records(file)))
 
 
 def redacted(data: bytes, redaction: Redaction) -> bytes:

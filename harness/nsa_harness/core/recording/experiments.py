@@ -1,0 +1,207 @@
+"""Plan the experiments that test the candidates of an explanation."""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+
+from nsa_harness.core.recording.explanation import (
+    Candidate,
+    Division,
+    ExperimentKind,
+    Explanation,
+    OriginKind,
+    PlannedExperiment,
+    RankValues,
+)
+from nsa_harness.core.recording.source_statements import LOOPS, Path, Statement, path_of, statement_at
+from nsa_harness.core.report import Place
+
+MAX_CANDIDATES = 3
+
+
+def plan_experiments(explanation: Explanation, sources: Mapping[str, str]) -> tuple[PlannedExperiment, ...]:
+    """Return the experiments that are worth a run, in the order in which to make them.
+
+    `sources` has the text of each source file by absolute path. Experiments that test an origin come before those that
+    only test the decision.
+    """
+    division = explanation.division
+    found: list[PlannedExperiment] = []
+    for index, candidate in enumerate(explanation.candidates[:MAX_CANDIDATES]):
+        if candidate.place.file is not None and candidate.place.line is not None:
+            found += _for_candidate(index, candidate, division, sources)
+    if division is not None and division.place.file is not None and division.place.line is not None:
+        found += _for_decision(division, sources)
+    order = list(ExperimentKind)
+    found.sort(key=lambda planned: (not planned.proves_origin, order.index(planned.kind)))
+    unique: dict[str, PlannedExperiment] = {}
+    for planned in found:
+        unique.setdefault(json.dumps(planned.instruction), planned)
+    return tuple(unique.values())
+
+
+def _for_candidate(
+    index: int, candidate: Candidate, division: Division | None, sources: Mapping[str, str]
+) -> Iterator[PlannedExperiment]:
+    """Yield the experiments that test whether a candidate is the origin."""
+    statement = statement_at(candidate.place, sources)
+    reference, ranks = _reference(candidate.values, _involved_ranks(candidate, division))
+    path = path_of(candidate.name) if candidate.name else ()
+    plan = partial(_planned, index, candidate.place, reference=reference, ranks=ranks)
+    undo = partial(_planned, index, candidate.place, ExperimentKind.UNDO_LEAK, caller=candidate.caller)
+    if candidate.kind is OriginKind.LEAK and path:
+        yield undo(name=candidate.name, ranks=() if candidate.caller else candidate.ranks)
+        return
+    if candidate.kind is OriginKind.RANDOM and candidate.caller is not None:
+        yield undo()
+    elif candidate.kind is OriginKind.RANDOM:
+        yield plan(ExperimentKind.SHARE_GENERATOR, is_after=statement is not None and _seeds(statement.node))
+    elif candidate.kind is OriginKind.HASH_ORDER:
+        yield replace(plan(ExperimentKind.FIX_HASH_SEED), env=(("PYTHONHASHSEED", "0"),))
+    if path and _can_be_shared(candidate, path):
+        is_after = statement is not None and statement.assigns(candidate.name)
+        is_temporary = not is_after and _only_decides(statement)
+        yield plan(ExperimentKind.SET_VALUE, name=candidate.name, is_after=is_after, is_temporary=is_temporary)
+
+
+def _for_decision(division: Division, sources: Mapping[str, str]) -> Iterator[PlannedExperiment]:
+    """Yield the experiments that make all ranks decide alike: by equal values, or by the same next statement."""
+    statement = statement_at(division.place, sources)
+    ranks = tuple(sorted({rank for ranks, _ in division.ways for rank in ranks}))
+    plan = partial(_planned, 0, division.place, proves_origin=False)
+    for value in division.values:
+        path = path_of(value.name)
+        if path and len({text for _, text in value.values}) > 1 and not _is_rank_number(value, path):
+            reference, others = _reference((value,), ranks)
+            yield plan(
+                ExperimentKind.SET_VALUE,
+                name=value.name,
+                reference=reference,
+                ranks=others,
+                is_temporary=_only_decides(statement),
+            )
+            break
+    way = _way_to_force(division, statement)
+    if way:
+        others = tuple(rank for rank in ranks if rank != min(way))
+        yield plan(ExperimentKind.FORCE_BRANCH, reference=min(way), ranks=others, occurrence=division.occurrence)
+
+
+_INSTRUCTIONS = {
+    ExperimentKind.UNDO_LEAK: "undo",
+    ExperimentKind.FIX_HASH_SEED: "hash_seed",
+    ExperimentKind.SHARE_GENERATOR: "generator",
+    ExperimentKind.SET_VALUE: "scalar",
+    ExperimentKind.FORCE_BRANCH: "branch",
+}
+
+
+def _planned(
+    candidate: int,
+    place: Place,
+    kind: ExperimentKind,
+    *,
+    name: str = "",
+    reference: int = 0,
+    ranks: tuple[int, ...] = (),
+    occurrence: int = 1,
+    is_after: bool = False,
+    is_temporary: bool = False,
+    caller: Place | None = None,
+    proves_origin: bool = True,
+) -> PlannedExperiment:
+    """Return an experiment with the instruction that the ranks get.
+
+    `reference` is the rank whose value the other `ranks` get. UNDO_LEAK without ranks applies to every rank that
+    executes `caller`. `is_after`: the change is made after the statement. `is_temporary`: it applies only to this
+    statement, so a loss keeps its graph.
+    """
+    caller = caller or place
+    instruction = {
+        "kind": _INSTRUCTIONS[kind],
+        "file": place.file,
+        "line": place.line,
+        "from": occurrence,
+        "reference": reference,
+        "ranks": list(ranks),
+        "path": [list(step) for step in path_of(name)] if name else [],
+        "after": is_after,
+        "temporary": is_temporary,
+        "caller": [caller.file, caller.line],
+    }
+    return PlannedExperiment(
+        kind=kind,
+        candidate=candidate,
+        place=place,
+        name=name,
+        occurrence=occurrence,
+        proves_origin=proves_origin,
+        instruction=instruction,
+    )
+
+
+def _way_to_force(division: Division, statement: Statement | None) -> tuple[int, ...]:
+    """Return the ranks of the way that all ranks can take, or () if there is none.
+
+    Python can leave the body of a `for` loop, but cannot enter it or continue it.
+    """
+    ways = [(ranks, place) for ranks, place in division.ways if place is not None and ranks]
+    if len(division.ways) < 2 or not ways:
+        return ()
+    if statement is not None:
+        ways = [way for way in ways if not _needs_iterator(way[1], statement)] or ways
+    return max(ways, key=lambda way: (len(way[0]), -min(way[0])))[0]
+
+
+def _needs_iterator(place: Place, statement: Statement) -> bool:
+    """Return whether the frame would have to enter or to continue a `for` loop to get from a statement to a place."""
+    node, line = statement.node, place.line or 0
+    loops = [parent for parent in statement.parents if isinstance(parent, LOOPS)]
+    if any(line == loop.lineno and not isinstance(loop, ast.While) for loop in loops):
+        return True
+    return isinstance(node, (ast.For, ast.AsyncFor)) and node.body[0].lineno <= line <= (node.body[-1].end_lineno or 0)
+
+
+def _involved_ranks(candidate: Candidate, division: Division | None) -> tuple[int, ...]:
+    ways = {rank for ranks, _ in division.ways for rank in ranks} if division else set()
+    return tuple(sorted(ways or set(candidate.ranks) | {0}))
+
+
+def _reference(values: Sequence[RankValues], ranks: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:
+    """Return the rank whose value most ranks have, and the other ranks. The lowest rank wins a tie."""
+    pairs = values[0].values if values else ()
+    involved = sorted({*ranks, *(rank for rank, _ in pairs)}) or [0]
+    counts = Counter(text for _, text in pairs)
+    reference = min(pairs, key=lambda pair: (-counts[pair[1]], pair[0]))[0] if pairs else involved[0]
+    return reference, tuple(rank for rank in involved if rank != reference)
+
+
+_NOT_VALUES = (OriginKind.EXCEPTION, OriginKind.CALL, OriginKind.HASH_ORDER, OriginKind.LEAK)
+
+
+def _can_be_shared(candidate: Candidate, path: Path) -> bool:
+    """Return whether it makes sense to give all ranks the same value of the candidate's name."""
+    if candidate.kind in _NOT_VALUES:
+        return False
+    return not any(_is_rank_number(value, path) for value in candidate.values if value.name == candidate.name)
+
+
+def _is_rank_number(value: RankValues, path: Path) -> bool:
+    """Return whether a value is the number of the rank, without which the ranks cannot work."""
+    is_named_rank = str(path[-1][1]).lower() in ("rank", "local_rank", "global_rank", "world_rank", "is_main")
+    return is_named_rank or (len(value.values) > 1 and all(text == str(rank) for rank, text in value.values))
+
+
+def _seeds(node: ast.stmt) -> bool:
+    calls = (call.func for call in ast.walk(node) if isinstance(call, ast.Call))
+    return any("seed" in ast.unparse(function).rpartition(".")[2] for function in calls)
+
+
+def _only_decides(statement: Statement | None) -> bool:
+    """Return whether a value that the statement reads is used only for its decision."""
+    return statement is not None and isinstance(statement.node, (ast.If, ast.While))
