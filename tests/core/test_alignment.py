@@ -15,13 +15,13 @@ from lockstep import ZERO_NS, Made, Run, entered, line, rounds, run
 from nsa_harness.core.collectives.alignment import (
     Difference,
     DifferenceKind,
-    broke_pattern,
-    cycle,
     differences,
     groups_of,
     minority,
 )
+from nsa_harness.core.collectives.call_patterns import broke_pattern
 from nsa_harness.core.collectives.timeline import Timeline, timeline
+from nsa_harness.core.collectives.wait_cycles import cycle
 from nsa_harness.core.evidence.evidence import Collective, ForwardMode, StatusFile
 
 MISSING, EXTRA, ORDER, COUNT = (

@@ -22,8 +22,8 @@ from builders import (
 )
 from lockstep import line
 
-from nsa_harness.core.collectives.alignment import last_transfer_of_loop, pattern_break
 from nsa_harness.core.collectives.call_history import call_with_changed_peer
+from nsa_harness.core.collectives.call_patterns import last_transfer_of_loop, pattern_break
 from nsa_harness.core.collectives.timeline import Timeline, timeline
 from nsa_harness.core.evidence.evidence import Call, Evidence, Source, StatusFile
 from nsa_harness.core.report import Finding, Status

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import combinations, pairwise, takewhile
 
 from nsa_harness.core.collectives.call_history import (
     MIN_REPEATS,
-    comes_later,
     diverged_before_history,
     expected_next,
-    leaves_a_loop,
 )
+from nsa_harness.core.collectives.call_patterns import compare_with_pattern, key_of
 from nsa_harness.core.collectives.repair import Edit, Repair, Site, repairs
 from nsa_harness.core.collectives.timeline import (
     UNKNOWN_GROUP,
@@ -388,14 +387,9 @@ _MAX_PREDICTED = 8  # predicted events that are appended to the recorded ones
 
 def _with_expected_events(track: _Track) -> tuple[Token, ...]:
     """Return the calls of a rank as tokens: the recorded ones, then those predicted by the rank's own pattern."""
-    prediction = expected_next(tuple(_key(event) for event in track.events), len(track.events))
+    prediction = expected_next(tuple(key_of(event) for event in track.events), len(track.events))
     predicted_events = track.events[prediction.at : prediction.at + _MAX_PREDICTED] if prediction else ()
     return tuple(event.token for event in (*track.events, *predicted_events))
-
-
-def _key(event: Event) -> tuple[object, ...]:
-    """Return the values that identify a call in the rank's pattern of calls."""
-    return (*event.site, event.elements) if event.needs_equal_sizes else event.site
 
 
 def _call_difference(
@@ -465,53 +459,6 @@ def _usual_value(track: _Track, event: Event, field: Field) -> tuple[int, object
     return (len(before), before[0]) if len(set(before)) == 1 else (0, None)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _PatternStep:
-    """The result of comparing a rank's call with the earlier iterations of the same rank."""
-
-    has_expectation: bool  # the pattern predicts a call at this point
-    keeps_pattern: bool  # the call is the predicted one
-    skips_event: bool  # the call came later in the previous iteration, so the rank skipped the predicted one
-    is_new_event: bool  # the rank never made the call before
-    leaves_loop: bool  # the rank leaves a loop in the same way as before, but earlier than predicted
-    is_trusted: bool  # the pattern was repeated often enough
-
-
-def _compare_with_pattern(line: Sequence[Event], event: Event) -> _PatternStep:
-    """Return the result of comparing `event` with the calls in the rank's earlier iterations."""
-    sites, at = _with_steps(line, event)
-    prediction = expected_next(tuple(sites), at)
-    keeps = prediction is not None and sites[prediction.at] == sites[at]
-    return _PatternStep(
-        has_expectation=prediction is not None,
-        keeps_pattern=keeps,
-        skips_event=prediction is not None and not keeps and comes_later(sites, prediction, at, sites[at]),
-        is_new_event=sites[at] not in sites[:at],
-        leaves_loop=not keeps and leaves_a_loop(sites, at),
-        is_trusted=prediction is not None and prediction.is_trusted,
-    )
-
-
-def _with_steps(line: Sequence[Event], event: Event) -> tuple[list[Hashable], int]:
-    """Return the keys of all calls up to `event`, with a marker before each step, and the index of `event`."""
-    sites: list[Hashable] = []
-    step = None
-    for earlier in line[: index_of(line, event) + 1]:
-        if earlier.step is not None and earlier.step != step:
-            sites.append("a step begins")
-            step = earlier.step
-        sites.append(_key(earlier))
-    return sites, len(sites) - 1
-
-
-def index_of(line: Sequence[Event], event: Event) -> int:
-    """Return the index of the object `event` in `line`.
-
-    Equal events may occur several times.
-    """
-    return next(at for at, candidate in enumerate(line) if candidate is event)
-
-
 def _with_ranks_at_fault(
     difference: Difference, edits: set[Edit], tracks: Mapping[int, _Track], extra: Event | None
 ) -> Difference:
@@ -520,7 +467,7 @@ def _with_ranks_at_fault(
     If the patterns do not show them, these are the ranks at a later point of training, or those that made the call
     `extra`, which the later calls of the other ranks show to be additional, or those in the minority.
     """
-    steps = {rank: _compare_with_pattern(tracks[rank].line, event) for rank, event in difference.entered_events}
+    steps = {rank: compare_with_pattern(tracks[rank].line, event) for rank, event in difference.entered_events}
     keepers = tuple(rank for rank, step in steps.items() if step.keeps_pattern)
     leavers = tuple(rank for rank in steps if rank not in keepers)
     again = tuple(rank for rank, event in difference.entered_events if _called_more_often(tracks[rank], event))
@@ -628,7 +575,7 @@ def _late_difference(group: str, tracks: Sequence[_Track]) -> Difference | None:
         return late
     missing = replace(late, kind=DifferenceKind.MISSING, ranks=tuple(track.rank for track in beyond))
     if any(event.site == expected.site for track in absent for event in track.line):
-        steps = {rank: _compare_with_pattern(ahead[rank].line, event) for rank, event in events.items()}
+        steps = {rank: compare_with_pattern(ahead[rank].line, event) for rank, event in events.items()}
         again = tuple(rank for rank, step in steps.items() if step.has_expectation and not step.keeps_pattern)
         if again and len(again) <= len(beyond):
             return replace(missing, kind=DifferenceKind.COUNT, ranks=again)
@@ -688,108 +635,3 @@ def _has_passed(track: _Track, event: Event, waiting: Sequence[StatusFile]) -> b
         if earlier.site == event.site and (earlier.step or 0) < event.step
     ]
     return status_file.position > max(usual_positions, default=event.position)
-
-
-# Cycles of waits over several process groups.
-
-
-@dataclass(frozen=True, kw_only=True)
-class Link:
-    """A rank that waits in a collective for another rank."""
-
-    rank: int
-    event: Event
-    waits_for: int
-    never_entered: bool  # rank `waits_for` has never entered any collective of the group
-
-
-def cycle(timelines: Mapping[int, Timeline], groups: Mapping[str, Sequence[Members]]) -> tuple[Link, ...]:
-    """Return the first cycle of ranks that wait for each other, or an empty tuple if there is none.
-
-    Each rank is in a collective that the next rank has not entered. Such a cycle spans several process groups. Within
-    one group it is impossible, because each next rank has entered fewer collectives of the group.
-    """
-    links = {rank: _links(line, groups, timelines) for rank, line in sorted(timelines.items())}
-    return next((ring for start in links if (ring := _shortest_cycle(start, links))), ())
-
-
-def broke_pattern(line: Timeline, event: Event) -> bool:
-    """Return whether the rank made the call `event` earlier than in its previous iterations."""
-    step = _compare_with_pattern(line.events, event)
-    return not step.keeps_pattern and (step.skips_event or step.leaves_loop)
-
-
-@dataclass(frozen=True, kw_only=True)
-class PatternBreak:
-    """A call at which a rank deviated from the pattern of its earlier calls."""
-
-    expected: Event  # the expected call, from an earlier iteration
-    actual: Event  # the latest call
-    times: int  # how often the expected call came at this point before
-
-
-def pattern_break(line: Timeline) -> PatternBreak | None:
-    """Return the point at which a rank's latest call breaks its pattern of calls, or None if it does not."""
-    if not line.events:
-        return None
-    latest = line.events[-1]
-    sites, at = _with_steps(line.events, latest)
-    prediction = expected_next(tuple(sites), at)
-    if prediction is None or sites[prediction.at] == sites[at]:
-        return None
-    expected = next((event for event in reversed(line.events[:-1]) if _key(event) == sites[prediction.at]), None)
-    return None if expected is None else PatternBreak(expected=expected, actual=latest, times=prediction.times)
-
-
-def last_transfer_of_loop(line: Timeline) -> Event | None:
-    """Return the last transfer of a rank that has left a loop of transfers, or None if it has not left one.
-
-    The rank has left its loop if its latest event is a call that it never made before.
-    """
-    before, latest = line.events[:-1], line.events[-1:]
-    is_new = bool(latest) and all(event.site != latest[0].site for event in before)
-    return (
-        next((event for event in reversed(before) if event.is_transfer), None)
-        if is_new and len(before) >= MIN_REPEATS
-        else None
-    )
-
-
-def _links(
-    line: Timeline, groups: Mapping[str, Sequence[Members]], timelines: Mapping[int, Timeline]
-) -> tuple[Link, ...]:
-    """Return a link to each rank that has not yet entered this rank's oldest unfinished collective."""
-    for event in line.events:
-        members = next((parties for parties in groups.get(event.group, ()) if line.rank in parties), ())
-        absent = [] if event.is_done or event.seq is None else list(_missing_members(event, members, timelines))
-        if absent:
-            return tuple(
-                Link(rank=line.rank, event=event, waits_for=rank, never_entered=latest == 0) for rank, latest in absent
-            )
-    return ()
-
-
-def _missing_members(event: Event, members: Members, timelines: Mapping[int, Timeline]) -> Iterator[tuple[int, int]]:
-    """Yield each group member that has not entered the collective, and the number of its latest collective in the
-    group.
-    """
-    for rank in members:
-        if rank in timelines and timelines[rank].events:
-            latest = max((other.seq or 0 for other in timelines[rank].of_group(event.group)), default=0)
-            if latest < (event.seq or 0):
-                yield rank, latest
-
-
-def _shortest_cycle(start: int, links: Mapping[int, Sequence[Link]]) -> tuple[Link, ...]:
-    """Return the shortest cycle of links from rank `start` back to itself, or an empty tuple if there is none."""
-    paths: list[tuple[Link, ...]] = [(link,) for link in links[start]]
-    visited: set[int] = set()
-    while paths:
-        path = paths.pop(0)
-        rank = path[-1].waits_for
-        if rank == start:
-            return path
-        if rank not in visited:
-            visited.add(rank)
-            paths += [(*path, link) for link in links.get(rank, ())]
-    return ()

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import permutations
 
-from nsa_harness.core.collectives.alignment import Difference, index_of
+from nsa_harness.core.collectives.alignment import Difference
+from nsa_harness.core.collectives.call_patterns import index_of
 from nsa_harness.core.collectives.timeline import Event
 from nsa_harness.core.diagnosis.context import DiagnosisContext, hung_roots, place_of, program_frames
 from nsa_harness.core.evidence.evidence import Frame, StatusFile

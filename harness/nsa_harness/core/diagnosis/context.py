@@ -12,8 +12,6 @@ from pathlib import PurePath
 from nsa_harness.core.collectives.alignment import (
     Difference,
     DifferenceKind,
-    Link,
-    cycle,
     difference_of_stacks,
     differences,
     groups_of,
@@ -27,6 +25,7 @@ from nsa_harness.core.collectives.timeline import (
     timeline_of_stack,
     with_comparable_callers,
 )
+from nsa_harness.core.collectives.wait_cycles import Link, cycle
 from nsa_harness.core.evidence.evidence import (
     Collective,
     Ending,

@@ -10,10 +10,12 @@ import signal
 from collections.abc import Sequence
 from dataclasses import replace
 
-from nsa_harness.core.collectives.alignment import Difference, Link, broke_pattern
+from nsa_harness.core.collectives.alignment import Difference
 from nsa_harness.core.collectives.alignment import DifferenceKind as Kind
 from nsa_harness.core.collectives.call_history import diverged_before_history
+from nsa_harness.core.collectives.call_patterns import broke_pattern
 from nsa_harness.core.collectives.timeline import UNKNOWN_GROUP, Event, Field, field_value
+from nsa_harness.core.collectives.wait_cycles import Link
 from nsa_harness.core.diagnosis.call_paths import (
     RelativePositions,
     branch_that_skipped_call,

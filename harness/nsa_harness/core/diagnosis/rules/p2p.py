@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from nsa_harness.core.collectives.alignment import last_transfer_of_loop, pattern_break
 from nsa_harness.core.collectives.call_history import call_with_changed_peer
+from nsa_harness.core.collectives.call_patterns import last_transfer_of_loop, pattern_break
 from nsa_harness.core.collectives.timeline import Event, Timeline
 from nsa_harness.core.diagnosis.call_paths import branch_that_skipped_call, rank_that_skipped_wait
 from nsa_harness.core.diagnosis.causes import Cause
