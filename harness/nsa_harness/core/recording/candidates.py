@@ -1,0 +1,240 @@
+"""Rank the source lines that may have to change so that the ranks go the same way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from nsa_harness.core.recording.alignment import Alignment, Row
+from nsa_harness.core.recording.division import Judged, own_exceptions
+from nsa_harness.core.recording.explanation import Candidate, OriginKind, RankValues
+from nsa_harness.core.recording.origin import kind_of
+from nsa_harness.core.recording.recording import Value
+from nsa_harness.core.recording.slicing import Slicer, Step, differs
+from nsa_harness.core.recording.statements import Statements
+from nsa_harness.core.recording.trace import Trace
+from nsa_harness.core.report import Place
+
+MOST = 8  # candidates that an explanation lists
+_NEAR = 2  # lines: two candidates so near to each other are one
+_BORING = (OriginKind.RANK, OriginKind.ENVIRONMENT)
+
+
+@dataclass
+class Candidates:
+    """The candidates of a run, built from its divisions."""
+
+    alignment: Alignment
+    divisions: Sequence[Judged]
+    statements: Statements
+
+    @property
+    def traces(self) -> Sequence[Trace]:
+        return self.alignment.traces
+
+    def ranked(self) -> tuple[Candidate, ...]:
+        """Return the candidates, most likely first."""
+        found: list[Candidate] = []
+        for candidate in self._all():
+            if len(found) == MOST:
+                break
+            if candidate.place.line and not any(_near(candidate.place, other.place) for other in found):
+                found.append(candidate)
+        return tuple(found)
+
+    def _all(self) -> Iterator[Candidate]:
+        yield from self._exceptions()
+        for judged in self.divisions[:1]:
+            yield from self._of_division(judged)
+        for judged in self.divisions[1:3]:
+            yield self._at_division(judged, [])
+        yield from self._ran_alone()
+        yield from self._at_ends()
+
+    # Exceptions.
+
+    def _exceptions(self) -> Iterator[Candidate]:
+        failed = [
+            (number, execution) for number, trace in enumerate(self.traces) for execution in own_exceptions(trace)
+        ]
+        ranks = self._ranks({number for number, _ in failed})
+        for number, execution in failed:
+            yield self._candidate(number, execution, OriginKind.EXCEPTION, ranks)
+        for number, execution in failed[:1]:
+            row = self.alignment.row_of[number][execution]
+            others = [n for n in self.alignment.rows[row] if self.traces[n].rank not in ranks] if row >= 0 else []
+            if others:
+                slicer = Slicer(self.alignment, (number, others[0]))
+                steps = slicer.slice((execution, self.alignment.rows[row][others[0]]))
+                yield from self._of_steps(steps, (number, others[0]), ranks)
+
+    # Divisions.
+
+    def _of_division(self, judged: Judged) -> Iterator[Candidate]:
+        steps = self.steps(judged)
+        yield self._at_division(judged, steps)
+        yield from self._of_steps(steps, judged.pair, self._ranks(judged.minority))
+        yield from self._of_operations(judged)
+
+    def steps(self, judged: Judged) -> list[Step]:
+        return Slicer(self.alignment, judged.pair).slice((judged.row[judged.pair[0]], judged.row[judged.pair[1]]))
+
+    def _at_division(self, judged: Judged, steps: Sequence[Step]) -> Candidate:
+        number = judged.pair[0]
+        execution = judged.row[number]
+        kind = OriginKind.CALL
+        raised = [self.traces[n].executions[judged.row[n]].raised for n in judged.pair]
+        if sum(item is not None for item in raised) == 1:
+            kind = OriginKind.EXCEPTION
+        elif origin := next((step for step in steps if step.is_origin or step.is_leak), None):
+            kind = kind_of(origin, self.traces, judged.pair, self.statements)
+        return self._candidate(number, execution, kind, self._ranks(judged.minority), row=judged.row)
+
+    def _of_steps(self, steps: Sequence[Step], pair: tuple[int, int], ranks: tuple[int, ...]) -> Iterator[Candidate]:
+        kinds = {step: kind_of(step, self.traces, pair, self.statements) for step in steps}
+        leaks = [step for step in steps if step.is_leak]
+        drifts = [step for step in steps if step.is_origin and kinds[step] is OriginKind.RANDOM]
+        nearest = [step for step in steps if kinds[step] not in _BORING]
+        origins = [step for step in steps if step.is_origin and kinds[step] not in _BORING]
+        boring = [step for step in steps if kinds[step] in _BORING]
+        for step in (*leaks[:1], *drifts[:1], *nearest[:1], *origins[:2], *nearest[1:3], *boring[:1]):
+            yield self._of_step(step, kinds[step], pair, ranks)
+            if step.is_leak and (caller := self._caller(step, pair)) is not None:
+                yield self._candidate(pair[step.execution[0]], caller, OriginKind.LEAK, ranks)
+
+    def _of_step(self, step: Step, kind: OriginKind, pair: tuple[int, int], ranks: tuple[int, ...]) -> Candidate:
+        side, execution = step.execution
+        trace = self.traces[pair[side]]
+        caller = self._caller(step, pair) if step.is_leak else None
+        row = self.alignment.row_of[pair[side]][execution]
+        chain: list[tuple[Place, str]] = []
+        follower: Step | None = step
+        while follower is not None:
+            place = self.traces[pair[follower.execution[0]]].place(follower.execution[1])
+            if not chain or chain[-1] != (place, follower.name):
+                chain.append((place, follower.name))
+            follower = follower.previous
+        return self._candidate(
+            pair[side],
+            execution,
+            kind,
+            ranks,
+            name=step.name,
+            row=self.alignment.rows[row] if row >= 0 else {pair[side]: execution},
+            chain=tuple(chain[:12]),
+            caller=None if caller is None else trace.place(caller),
+        )
+
+    def _caller(self, step: Step, pair: tuple[int, int]) -> int | None:
+        side, execution = step.execution
+        parting = Slicer(self.alignment, pair).parting_before(side, execution)
+        return None if parting is None or parting[1] == execution else parting[1]
+
+    def _of_operations(self, judged: Judged) -> Iterator[Candidate]:
+        """Yield the statement of the first operation that only one of the ranks made."""
+        ranks = self._ranks(judged.minority)
+        for number, operation in zip(judged.pair, judged.operations, strict=True):
+            if operation is None:
+                continue
+            trace = self.traces[number]
+            owner = next(
+                (o for made, o in zip(trace.communications, trace.owners, strict=True) if made is operation), None
+            )
+            if owner is not None:
+                yield self._candidate(number, owner, OriginKind.CALL, ranks)
+
+    # Coverage.
+
+    def _ran_alone(self) -> Iterator[Candidate]:
+        """Yield the latest statements that only one rank ever executed, and the statement that led to them."""
+        ran = [
+            {self._line(trace, execution): execution for execution in reversed(range(len(trace.executions)))}
+            for trace in self.traces
+        ]
+        latest: tuple[float, int, int] | None = None
+        for number, trace in enumerate(self.traces):
+            others = set().union(*(lines for other, lines in enumerate(ran) if other != number))
+            alone = sorted(execution for line, execution in ran[number].items() if line not in others)
+            if alone:
+                start = alone[-1]
+                for execution in reversed(alone[:-1]):
+                    if trace.activation_of[execution] == trace.activation_of[start]:
+                        start = execution
+                latest = max(latest or (0.0, 0, 0), (start / len(trace.executions), number, start))
+        if latest is None:
+            return
+        _, number, start = latest
+        yield self._candidate(number, start, OriginKind.CALL, (self.traces[number].rank,))
+        other = next(n for n in range(len(self.traces)) if n != number)
+        if (parting := Slicer(self.alignment, (number, other)).parting_before(0, start)) is not None:
+            yield self._candidate(number, parting[0][0], OriginKind.CALL, (self.traces[number].rank,))
+
+    def _line(self, trace: Trace, execution: int) -> tuple[str, int]:
+        return trace.activations[trace.activation_of[execution]].file, trace.executions[execution].line
+
+    # Ends.
+
+    def _at_ends(self) -> Iterator[Candidate]:
+        """Yield where a rank stopped outside of communication while another rank waits in communication."""
+        for number, trace in enumerate(self.traces):
+            execution = trace.last
+            if execution < 0:
+                continue
+            waits = any(not made.returned and not made.error for made in trace.executions[execution].communications)
+            if not waits and not trace.activations[trace.activation_of[execution]].ended:
+                yield self._candidate(number, execution, OriginKind.UNKNOWN, (trace.rank,))
+
+    # Facts.
+
+    def _ranks(self, numbers: Iterable[int]) -> tuple[int, ...]:
+        return tuple(sorted(self.traces[number].rank for number in numbers))
+
+    def _candidate(
+        self,
+        number: int,
+        execution: int,
+        kind: OriginKind,
+        ranks: tuple[int, ...],
+        *,
+        name: str = "",
+        row: Row | None = None,
+        chain: tuple[tuple[Place, str], ...] = (),
+        caller: Place | None = None,
+    ) -> Candidate:
+        trace = self.traces[number]
+        return Candidate(
+            place=trace.place(execution),
+            kind=kind,
+            ranks=ranks,
+            name=name,
+            occurrence=trace.occurrence[execution],
+            values=values_of(self.traces, row or {number: execution}),
+            chain=chain,
+            caller=caller,
+        )
+
+
+def values_of(traces: Sequence[Trace], row: Row) -> tuple[RankValues, ...]:
+    """Return the values that the statement read and assigned, those that differ first."""
+    names: dict[str, dict[int, Value]] = {}
+    for number, execution in row.items():
+        recorded = traces[number].executions[execution]
+        for name, value in (*recorded.reads, *recorded.writes):
+            if value.text:
+                names.setdefault(name, {})[number] = value
+    ordered = sorted(names.items(), key=lambda item: not _differ(item[1]))
+    return tuple(
+        RankValues(
+            name=name, values=tuple(sorted((traces[number].rank, value.text) for number, value in values.items()))
+        )
+        for name, values in ordered[:8]
+    )
+
+
+def _differ(values: dict[int, Value]) -> bool:
+    first, *others = values.values()
+    return any(differs(first, other) for other in others)
+
+
+def _near(place: Place, other: Place) -> bool:
+    return place.file == other.file and abs((place.line or 0) - (other.line or 0)) <= _NEAR

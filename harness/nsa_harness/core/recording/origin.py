@@ -1,0 +1,96 @@
+"""Name the kind of a statement that made a value differ between ranks."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+from nsa_harness.core.recording.communications import is_point_to_point
+from nsa_harness.core.recording.explanation import OriginKind
+from nsa_harness.core.recording.recording import Execution
+from nsa_harness.core.recording.slicing import Step
+from nsa_harness.core.recording.statements import Statements
+from nsa_harness.core.recording.trace import Trace
+from nsa_harness.core.source_code.excerpt import names_rank
+
+# What the source text of a statement says about its result, most telling first.
+_BY_TEXT = (
+    (
+        OriginKind.CLOCK,
+        r"\btime\.(?:time|monotonic|perf_counter|process_time)|perf_counter|\bdatetime\.\w*now\(|monotonic\(",
+    ),
+    (OriginKind.RESTORED_STATE, r"\btorch\.load\(|load_state_dict\(|\bload_checkpoint|\bpickle\.load|\.restore\w*\("),
+    (
+        OriginKind.FILE,
+        r"\bopen\(|\.exists\(|\.is_file\(|listdir\(|\bglob|read_text\(|read_bytes\(|\.stat\(|np\.load|memmap\(|json\.load\(|safe_open\(",
+    ),
+    (
+        OriginKind.RANDOM,
+        r"\brandom|\brand(?:n|int|perm)?\(|randint\(|shuffle\(|multinomial\(|bernoulli|dropout|choice\(|uuid\d?\(|\.sample\(",
+    ),
+    (
+        OriginKind.RANK,
+        r"get_rank\(|get_node_local_rank|gethostname|current_device|[\"'](?:LOCAL_|GROUP_)?RANK[\"']|getpid\(",
+    ),
+    (OriginKind.ENVIRONMENT, r"\benviron\b|getenv\("),
+    (OriginKind.HASH_ORDER, r"\bset\(|frozenset\(|\bhash\("),
+    (OriginKind.LENGTH, r"\blen\("),
+)
+_PATTERNS = tuple((kind, re.compile(pattern)) for kind, pattern in _BY_TEXT)
+_CHANGES_FILE = re.compile(
+    r"\b(?:save|dump|write_text|write_bytes|unlink|remove|rmtree|rename|replace|mkdir|touch)\(|[\"'][wax]b?[\"']"
+)
+_SHARED = ("recv", "scatter", "all_to_all")  # operations whose result differs from rank to rank by their nature
+_NUMBERS = ("int", "float", "bool", "Tensor", "float32", "float64", "int64")
+
+
+def kind_of(step: Step, traces: Sequence[Trace], pair: tuple[int, int], statements: Statements) -> OriginKind:
+    """Return what makes the value of the step differ. `pair`: the traces that the step compares."""
+    side, number = step.execution
+    trace = traces[pair[side]]
+    execution = trace.executions[number]
+    if step.is_leak:
+        return OriginKind.LEAK
+    if step.name.startswith("generator:") or execution.draws:
+        return OriginKind.RANDOM
+    if any(is_point_to_point(made) or made.operation.startswith(_SHARED) for made in execution.communications):
+        return OriginKind.PEER_VALUE
+    text = statements.header(trace.place(number))
+    kind = kind_of_text(text)
+    if kind is OriginKind.FILE and _changed_elsewhere(execution, trace, traces, statements):
+        return OriginKind.OTHER_RANKS_FILE
+    if kind is not OriginKind.UNKNOWN:
+        return kind
+    if any(value.type in {"set", "frozenset"} for _, value in execution.reads):
+        return OriginKind.HASH_ORDER
+    if names_rank(text) and any(other == str(trace.rank) for other in _values(execution)):
+        return OriginKind.RANK
+    values = dict((*execution.writes, *execution.reads))
+    if step.name in values and values[step.name].type in _NUMBERS:
+        return OriginKind.MISSING_REDUCTION
+    return OriginKind.UNKNOWN
+
+
+def kind_of_text(text: str) -> OriginKind:
+    return next((kind for kind, pattern in _PATTERNS if pattern.search(text)), OriginKind.UNKNOWN)
+
+
+def _values(execution: Execution) -> Iterator[str]:
+    for _, value in (*execution.writes, *execution.reads):
+        yield value.text
+
+
+def _changed_elsewhere(execution: Execution, trace: Trace, traces: Sequence[Trace], statements: Statements) -> bool:
+    """Return whether another rank executed a statement that writes or removes the file that this one reads."""
+    paths = {value.text for _, value in execution.reads if "/" in value.text or "Path" in value.type}
+    if not paths:
+        return False
+    for other in traces:
+        if other is trace:
+            continue
+        for number, candidate in enumerate(other.executions):
+            if any(value.text in paths for _, value in candidate.reads) and _CHANGES_FILE.search(
+                statements.header(other.place(number))
+            ):
+                return True
+    return False

@@ -1,0 +1,368 @@
+"""Follow a value that differs between two ranks back to where it first differed."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import defaultdict, deque
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TypeVar
+
+from nsa_harness.core.recording.alignment import Alignment
+from nsa_harness.core.recording.recording import Activation, Value
+from nsa_harness.core.recording.trace import Trace
+
+_MAX_STEPS = 600  # definitions that one slice inspects
+_MAX_EVENTS = 300  # uses of one object that are inspected
+_GENERATOR = "generator:"  # prefix of the name under which the state of a random generator is followed
+
+_Key = TypeVar("_Key", bound=Hashable)
+Pair = tuple[int, int]  # two traces
+Executions = tuple[int, int]  # an execution of each of them
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """A definition that a slice has reached."""
+
+    executions: tuple[int | None, int | None]  # of the two ranks; None: only the other rank executed it
+    name: str
+    previous: Step | None  # the step that uses this definition; None: the division itself
+    distance: int
+    is_origin: bool = False  # nothing that it reads differs
+    is_leak: bool = False  # only one of the ranks executed it
+    is_parting: bool = False  # it decides which definition each rank executes
+    is_call_result: bool = False  # the differing value is the result of a call of a user function
+
+    @property
+    def execution(self) -> tuple[int, int]:
+        """The execution with the side (0 or 1) that it belongs to."""
+        first, second = self.executions
+        return (0, first) if first is not None else (1, second or 0)
+
+
+class Slicer:
+    """Slices of two traces."""
+
+    def __init__(self, alignment: Alignment, pair: Pair) -> None:
+        self._alignment = alignment
+        self._pair = pair
+        self._definitions = tuple(Definitions(alignment.traces[number]) for number in pair)
+
+    def slice(self, executions: Executions) -> list[Step]:
+        """Return the definitions that make what these executions read differ, nearest first."""
+        steps: list[Step] = []
+        visited: set[tuple[tuple[int | None, int | None], str]] = set()
+        queue: deque[tuple[Executions, str, Step | None]] = deque()
+        queue.extend((at, name, None) for at, name in self._causes(executions))
+        while queue and len(steps) < _MAX_STEPS:
+            where, name, previous = queue.popleft()
+            for step, following in self._follow(where, name, previous):
+                if (step.executions, step.name) in visited:
+                    continue
+                visited.add((step.executions, step.name))
+                steps.append(step)
+                queue.extend((at, other, step) for at, other in following)
+        return steps
+
+    def inputs(self, executions: Executions) -> list[str]:
+        """Return the names that these executions read, whose values differ."""
+        first, second = (
+            dict(definitions.trace.executions[execution].reads)
+            for definitions, execution in zip(self._definitions, executions, strict=True)
+        )
+        names = [name for name, value in first.items() if name in second and differs(value, second[name])]
+        # The whole of "a.b" differs if only a part of it does. The part says more.
+        names = [name for name in names if not any(other.startswith(name + ".") for other in names)]
+        return names + self._drifted(executions)
+
+    def results(self, executions: Executions) -> list[Executions]:
+        """Return the last executions of the calls in these executions whose results differ."""
+        found = []
+        for call, other in self._calls(executions):
+            ours, theirs = self._trace(0).activations[call], self._trace(1).activations[other]
+            if ours.returned is None or theirs.returned is None or not differs(ours.returned, theirs.returned):
+                continue
+            members = self._trace(0).members[call], self._trace(1).members[other]
+            if members[0] and members[1]:
+                found.append((members[0][-1], members[1][-1]))
+        return found
+
+    def parting_before(self, side: int, execution: int) -> tuple[Executions, int] | None:
+        """Return the executions after which only this rank went on to `execution`, and its next execution then."""
+        trace = self._trace(side)
+        while execution >= 0:
+            activation, position = trace.activation_of[execution], trace.position[execution]
+            for index in range(position - 1, -1, -1):
+                before = trace.members[activation][index]
+                if (executions := self.both(side, before)) is not None:
+                    return executions, trace.members[activation][index + 1]
+            caller = trace.caller[activation]
+            if caller >= 0 and (executions := self.both(side, caller)) is not None:
+                return executions, trace.members[activation][0]
+            execution = caller
+        return None
+
+    def both(self, side: int, execution: int) -> Executions | None:
+        """Return the execution and its counterpart, or None if it has none."""
+        other = self._alignment.counterpart(self._pair[side], execution, self._pair[1 - side])
+        if other is None:
+            return None
+        return (execution, other) if side == 0 else (other, execution)
+
+    def _trace(self, side: int) -> Trace:
+        return self._definitions[side].trace
+
+    def _calls(self, executions: Executions) -> Iterator[tuple[int, int]]:
+        counts: defaultdict[object, int] = defaultdict(int)
+        theirs: dict[object, int] = {}
+        for call in self._trace(1).calls.get(executions[1], ()):
+            function = self._trace(1).function(call)
+            theirs[function, counts[function]] = call
+            counts[function] += 1
+        counts.clear()
+        for call in self._trace(0).calls.get(executions[0], ()):
+            function = self._trace(0).function(call)
+            if (other := theirs.get((function, counts[function]))) is not None:
+                yield call, other
+            counts[function] += 1
+
+    def _drifted(self, executions: Executions) -> list[str]:
+        first, second = (
+            {generator: before for generator, before, _ in definitions.trace.executions[execution].draws}
+            for definitions, execution in zip(self._definitions, executions, strict=True)
+        )
+        return [_GENERATOR + name for name, state in first.items() if name in second and state != second[name]]
+
+    def _follow(
+        self, executions: Executions, name: str, previous: Step | None
+    ) -> Iterator[tuple[Step, list[tuple[Executions, str]]]]:
+        """Yield the definitions of the name that these executions read, each with the values that made them differ."""
+        distance = 0 if previous is None else previous.distance + 1
+        found = [
+            definitions.of(execution, name)
+            for definitions, execution in zip(self._definitions, executions, strict=True)
+        ]
+        if self._definitions[0].is_object(executions[0], name):
+            mutation = self._mutation(executions, name)
+            found = list(mutation) if mutation is not None else found
+        first, second = found
+        if first is None and second is None:
+            return
+        if first is not None and second is not None and self.both(0, first) == (first, second):
+            yield from self._aligned((first, second), name, executions, previous, distance)
+            return
+        alone = [
+            (side, execution)
+            for side, execution in enumerate(found)
+            if execution is not None and self.both(side, execution) is None
+        ]
+        if not alone:  # Both ranks executed both definitions, but not in the same order.
+            if first is not None and second is not None:
+                yield Step((first, second), name, previous, distance), []
+            return
+        side, execution = alone[0]
+        step = Step(
+            (execution, None) if side == 0 else (None, execution), name, previous, distance, is_leak=len(alone) == 1
+        )
+        yield step, []
+        parting = self.parting_before(side, execution)
+        if parting is not None:
+            causes = self._causes(parting[0])
+            yield Step(parting[0], "", step, distance + 1, is_origin=not causes, is_parting=True), causes
+
+    def _causes(self, executions: Executions) -> list[tuple[Executions, str]]:
+        """Return the values that differ in these executions and in what their calls returned."""
+        found = [(executions, name) for name in self.inputs(executions)]
+        return found + [cause for result in self.results(executions) for cause in self._of_result(result)]
+
+    def _aligned(
+        self, at: Executions, name: str, use: Executions, previous: Step | None, distance: int
+    ) -> Iterator[tuple[Step, list[tuple[Executions, str]]]]:
+        is_argument = self._definitions[0].is_argument(use[0], name, at[0])
+        passed = self._passed(use, name, at) if is_argument else None
+        results = self.results(at) if passed is None else []
+        following = [(at, other) for other in (passed if passed is not None else self.inputs(at))]
+        following += [pair for result in results for pair in self._of_result(result)]
+        yield (
+            Step(at, name, previous, distance, is_origin=not following and not results, is_call_result=bool(results)),
+            following,
+        )
+
+    def _of_result(self, result: Executions) -> list[tuple[Executions, str]]:
+        """Return what makes the result of a call differ: what its last statement reads, or the way to it."""
+        if self.both(0, result[0]) == result:
+            found = [(result, name) for name in self.inputs(result)]
+            deeper = [pair for inner in self.results(result) for pair in self._of_result(inner)] if not found else []
+            return found + deeper
+        parting = self.parting_before(0, result[0])
+        return [] if parting is None else [(parting[0], name) for name in self.inputs(parting[0])]
+
+    def _passed(self, use: Executions, name: str, at: Executions) -> list[str]:
+        """Return the names at the call whose values were passed as the argument `name`, or else all that differ."""
+        value = self._definitions[0].argument(use[0], name)
+        reads = dict(self._trace(0).executions[at[0]].reads)
+        names = self.inputs(at)
+        return [other for other in names if reads.get(other) == value] or names
+
+    def _mutation(self, executions: Executions, name: str) -> tuple[int | None, int | None] | None:
+        """Return the execution that made the content of an object differ, or None if it is not known."""
+        identities = [
+            definitions.value(execution, name).identity
+            for definitions, execution in zip(self._definitions, executions, strict=True)
+        ]
+        if not all(identities):
+            return None
+        for event, value, is_write in self._definitions[0].events(identities[0], executions[0]):
+            executed = self.both(0, event)
+            if executed is None:
+                return event, None
+            other = self._definitions[1].content(executed[1], identities[1], is_write=is_write)
+            if is_write or other is None or not differs(value, other):
+                return executed
+        return None
+
+
+class Definitions:
+    """The definitions of names in one trace."""
+
+    def __init__(self, trace: Trace) -> None:
+        self.trace = trace
+
+    def of(self, execution: int, name: str) -> int | None:
+        """Return the last execution that defined the name before it was read here, or None if it is not known."""
+        if name.startswith(_GENERATOR):
+            return self._last(self._draws.get(name.removeprefix(_GENERATOR), ()), execution)
+        if (found := self._local(execution, name)) is not None:
+            return found
+        base, _, attribute = name.rpartition(".")
+        if base and (identity := self.value(execution, base).identity):
+            if (found := self._last(self._attributes.get((identity, attribute), ()), execution)) is not None:
+                return found
+            return self.of(execution, base)
+        root = name.split(".")[0].split("[")[0]
+        if self.is_argument(execution, root, None):
+            caller = self.trace.caller[self.trace.activation_of[execution]]
+            return caller if caller >= 0 else None
+        return self._outside(execution, name)
+
+    def value(self, execution: int, name: str) -> Value:
+        """Return the value of the name where it was read. A value that is not known has no type."""
+        recorded = self.trace.executions[execution]
+        for values in (recorded.reads, recorded.writes, self._activation(execution).arguments):
+            for other, value in values:
+                if other == name:
+                    return value
+        return Value("", "")
+
+    def is_object(self, execution: int, name: str) -> bool:
+        return not name.startswith(_GENERATOR) and bool(self.value(execution, name).identity)
+
+    def is_argument(self, execution: int, name: str, caller: int | None) -> bool:
+        """Return whether the name is an argument of the function, which was called in the execution `caller`."""
+        index = self.trace.activation_of[execution]
+        if caller is not None and self.trace.caller[index] != caller:
+            return False
+        return any(other == name.split(".")[0] for other, _ in self._activation(execution).arguments)
+
+    def argument(self, execution: int, name: str) -> Value | None:
+        return dict(self._activation(execution).arguments).get(name)
+
+    def events(self, identity: int, before: int) -> Iterator[tuple[int, Value, bool]]:
+        """Yield the uses of an object before an execution, latest first, up to the one that made it or named it."""
+        uses = self._uses.get(identity, [])
+        index = bisect_left(uses, before)
+        for execution in reversed(uses[max(0, index - _MAX_EVENTS) : index]):
+            if (value := self.content(execution, identity, is_write=True)) is not None:
+                yield execution, value, True
+                return
+            if (value := self.content(execution, identity, is_write=False)) is not None:
+                yield execution, value, False
+
+    def content(self, execution: int, identity: int, *, is_write: bool) -> Value | None:
+        recorded = self.trace.executions[execution]
+        return next(
+            (v for _, v in (recorded.writes if is_write else recorded.reads) if v.identity == identity),
+            None,
+        )
+
+    def _activation(self, execution: int) -> Activation:
+        return self.trace.activations[self.trace.activation_of[execution]]
+
+    def _local(self, execution: int, name: str) -> int | None:
+        return self._last(self._locals.get((self.trace.activation_of[execution], name), ()), execution)
+
+    def _last(self, definitions: Sequence[int], execution: int) -> int | None:
+        """Return the last of the definitions that had ended before the execution, or None if there is none."""
+        for index in range(bisect_left(definitions, execution) - 1, -1, -1):
+            if self.trace.end_of(definitions[index]) <= execution:
+                return definitions[index]
+        return None
+
+    @cached_property
+    def _locals(self) -> dict[tuple[int, str], list[int]]:
+        return _index(
+            ((self.trace.activation_of[number], name), number)
+            for number, execution in enumerate(self.trace.executions)
+            for name, _ in execution.writes
+        )
+
+    def _outside(self, execution: int, name: str) -> int | None:
+        """Return the last definition in an enclosing function or at the top level of the file."""
+        activation = self._activation(execution)
+        found = self._last(self._globals.get((activation.file, name), ()), execution)
+        if found is None and "." in name:
+            return self._outside(execution, name.rpartition(".")[0])
+        return found
+
+    @cached_property
+    def _draws(self) -> dict[str, list[int]]:
+        return _index(
+            (generator, number)
+            for number, execution in enumerate(self.trace.executions)
+            for generator, _, _ in execution.draws
+        )
+
+    @cached_property
+    def _globals(self) -> dict[tuple[str, str], list[int]]:
+        return _index(
+            ((self._activation(number).file, name), number)
+            for number, execution in enumerate(self.trace.executions)
+            for name, _ in execution.writes
+            if "." not in name
+        )
+
+    @cached_property
+    def _attributes(self) -> dict[tuple[int, str], list[int]]:
+        found = []
+        for number, execution in enumerate(self.trace.executions):
+            for name, _ in execution.writes:
+                base, _, attribute = name.rpartition(".")
+                if base and (identity := self.value(number, base).identity):
+                    found.append(((identity, attribute), number))
+        return _index(found)
+
+    @cached_property
+    def _uses(self) -> dict[int, list[int]]:
+        return _index(
+            (value.identity, number)
+            for number, execution in enumerate(self.trace.executions)
+            for values in (execution.reads, execution.writes)
+            for _, value in values
+            if value.identity
+        )
+
+
+def differs(value: Value, other: Value) -> bool:
+    """Return whether two values are known to be different."""
+    return (value.type, value.text) != (other.type, other.text) and bool(value.text or other.text)
+
+
+def _index(items: Iterable[tuple[_Key, int]]) -> dict[_Key, list[int]]:
+    """Return the numbers of each key, ascending, if the items come in ascending order."""
+    found: defaultdict[_Key, list[int]] = defaultdict(list)
+    for key, number in items:
+        if not found[key] or found[key][-1] != number:
+            found[key].append(number)
+    return dict(found)

@@ -1,0 +1,57 @@
+"""Look up the statements of the recorded program in its source code."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+from functools import cache
+
+from nsa_harness.core.report import Place
+from nsa_harness.core.source_code.excerpt import parse_python
+
+_MAX_TEXT = 200  # longest source text of a statement
+
+
+class Statements:
+    """The statements of source files, by file and first line. `sources` has the text of each file by its path."""
+
+    def __init__(self, sources: Mapping[str, str]) -> None:
+        self._sources = sources
+        self._by_line = cache(self._parse)
+
+    def at(self, place: Place) -> ast.AST | None:
+        """Return the statement, `except` clause or case that begins on the line, or None if the source is not known."""
+        return self._by_line(place.file or "").get(place.line or 0)
+
+    def header(self, place: Place) -> str:
+        """Return the source text of the statement. For a compound statement, it is the part that decides."""
+        statement = self.at(place)
+        match statement:
+            case None:
+                return ""
+            case ast.If() | ast.While():
+                part: ast.AST = statement.test
+            case ast.For() | ast.AsyncFor():
+                part = statement.iter
+            case ast.Match():
+                part = statement.subject
+            case ast.With() | ast.AsyncWith():
+                return ", ".join(ast.unparse(item) for item in statement.items)[:_MAX_TEXT]
+            case ast.ExceptHandler():
+                return "" if statement.type is None else ast.unparse(statement.type)
+            case ast.match_case():
+                part = statement.pattern
+            case ast.Try() | ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+                return ""
+            case _:
+                part = statement
+        return ast.unparse(part)[:_MAX_TEXT]
+
+    def _parse(self, file: str) -> dict[int, ast.AST]:
+        found: dict[int, ast.AST] = {}
+        for node in ast.walk(parse_python(self._sources.get(file, ""))):
+            if isinstance(node, ast.stmt | ast.ExceptHandler):
+                found.setdefault(node.lineno, node)
+            elif isinstance(node, ast.match_case):
+                found.setdefault(node.pattern.lineno, node)
+        return found

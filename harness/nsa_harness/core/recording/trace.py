@@ -1,0 +1,156 @@
+"""Number the executions of a recording, so that every part of the tree is a range of numbers."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import cached_property
+
+from nsa_harness.core.recording.recording import Activation, Communication, Execution, RankRecording
+from nsa_harness.core.report import Place
+
+Function = tuple[str, str, int]  # file, qualified name, first line
+HARMLESS_EXCEPTIONS = frozenset({"StopIteration", "StopAsyncIteration", "GeneratorExit"})
+
+
+class Ending(StrEnum):
+    """How the sequence of statements of an activation ended."""
+
+    RETURNED = "returned"
+    RAISED = "raised"
+    RUNNING = "running"  # it was still running when the recording ended
+
+
+@dataclass
+class Trace:
+    """The executions of one rank in depth-first order: an execution, then all that its calls executed, then the next.
+
+    Executions and activations are known by their index in these lists.
+    """
+
+    rank: int
+    executions: list[Execution] = field(default_factory=list)
+    activation_of: list[int] = field(default_factory=list)  # by execution
+    position: list[int] = field(default_factory=list)  # by execution: its position in the activation
+    occurrence: list[int] = field(default_factory=list)  # by execution: how often its statement had run, with it
+    activations: list[Activation] = field(default_factory=list)
+    caller: list[int] = field(default_factory=list)  # by activation: the execution that started it, or -1
+    members: list[list[int]] = field(default_factory=list)  # by activation: its executions
+    ends: list[int] = field(default_factory=list)  # by activation: one more than the last execution below it
+    calls: dict[int, list[int]] = field(default_factory=dict)  # by execution: the activations that it started
+    communications: list[Communication] = field(default_factory=list)
+    owners: list[int] = field(default_factory=list)  # by communication: the execution that made it, ascending
+    roots: list[tuple[str, list[int]]] = field(default_factory=list)  # by thread: its outermost activations
+
+    def range_of(self, activation: int, start: int, stop: int) -> tuple[int, int]:
+        """Return the range of executions that positions `start` to `stop` of the activation and their calls cover."""
+        members = self.members[activation]
+        end = self.ends[activation]
+        first = members[start] if start < len(members) else end
+        return first, members[stop] if stop < len(members) else end
+
+    def communications_in(self, first: int, end: int) -> list[Communication]:
+        """Return the communications that the executions `first` to `end` made, in the order of time."""
+        found = self.communications[bisect_left(self.owners, first) : bisect_left(self.owners, end)]
+        return sorted(found, key=lambda communication: communication.order)
+
+    def own_communications(self, execution: int) -> list[Communication]:
+        return self.executions[execution].communications
+
+    def function(self, activation: int) -> Function:
+        return function_of(self.activations[activation])
+
+    def place(self, execution: int) -> Place:
+        activation = self.activations[self.activation_of[execution]]
+        return Place(file=activation.file, line=self.executions[execution].line, function=activation.function)
+
+    def end_of(self, execution: int) -> int:
+        """Return one more than the last execution that the calls of this execution started."""
+        members = self.members[self.activation_of[execution]]
+        following = self.position[execution] + 1
+        return members[following] if following < len(members) else self.ends[self.activation_of[execution]]
+
+    def outer(self, execution: int) -> Iterator[int]:
+        """Yield the executions that called the function of this execution, innermost first."""
+        execution = self.caller[self.activation_of[execution]]
+        while execution >= 0:
+            yield execution
+            execution = self.caller[self.activation_of[execution]]
+
+    def ending(self, activation: int) -> Ending:
+        recorded = self.activations[activation]
+        if not recorded.ended:
+            return Ending.RUNNING
+        raised = recorded.executions[-1].raised if recorded.executions else None
+        if raised is not None and not raised.handled and raised.type not in HARMLESS_EXCEPTIONS:
+            return Ending.RAISED
+        return Ending.RETURNED
+
+    @cached_property
+    def last(self) -> int:
+        """The execution in which the main thread was when the recording ended, or -1 if there is none."""
+        activations = self.roots[0][1] if self.roots else []
+        execution = -1
+        while activations:
+            members = self.members[activations[-1]]
+            if not members or (execution >= 0 and self.activations[activations[-1]].ended):
+                break
+            execution = members[-1]
+            activations = self.calls.get(execution, [])
+        return execution
+
+
+def function_of(activation: Activation) -> Function:
+    return activation.file, activation.function, activation.first_line
+
+
+def trace_of(recording: RankRecording) -> Trace:
+    """Return the executions of the recording, numbered in depth-first order. Takes time linear in their number."""
+    trace = Trace(rank=recording.rank)
+    counts: defaultdict[tuple[str, int], int] = defaultdict(int)
+    for thread in recording.threads:
+        trace.roots.append((thread.name, []))
+        for activation in thread.activations:
+            trace.roots[-1][1].append(_add(trace, activation, counts))
+    return trace
+
+
+def _add(trace: Trace, outermost: Activation, counts: defaultdict[tuple[str, int], int]) -> int:
+    """Number an activation and all below it. Return its index."""
+    root = _open(trace, outermost, -1)
+    stack = [(root, iter(outermost.executions))]
+    while stack:
+        index, remaining = stack[-1]
+        activation = trace.activations[index]
+        for execution in remaining:
+            number = len(trace.executions)
+            counts[activation.file, execution.line] += 1
+            trace.executions.append(execution)
+            trace.activation_of.append(index)
+            trace.position.append(len(trace.members[index]))
+            trace.occurrence.append(counts[activation.file, execution.line])
+            trace.members[index].append(number)
+            for communication in execution.communications:
+                trace.communications.append(communication)
+                trace.owners.append(number)
+            if execution.calls:
+                called = [_open(trace, call, number) for call in execution.calls]
+                trace.calls[number] = called
+                # The stack is last in, first out; numbers must follow the order of the calls.
+                stack.extend((call, iter(trace.activations[call].executions)) for call in reversed(called))
+                break
+        else:
+            stack.pop()
+            trace.ends[index] = len(trace.executions)
+    return root
+
+
+def _open(trace: Trace, activation: Activation, caller: int) -> int:
+    trace.activations.append(activation)
+    trace.caller.append(caller)
+    trace.members.append([])
+    trace.ends.append(0)
+    return len(trace.activations) - 1
