@@ -272,7 +272,7 @@ class Definitions:
     def events(self, identity: int, before: int) -> Iterator[tuple[int, Value, bool]]:
         """Yield the uses of an object before an execution, latest first, up to the one that made it or named it."""
         uses = self._uses.get(identity, [])
-        index = bisect_left(uses, before)
+        index = bisect_left(uses, self._order(before), key=self._order)
         for execution in reversed(uses[max(0, index - _MAX_EVENTS) : index]):
             if (value := self.content(execution, identity, is_write=True)) is not None:
                 yield execution, value, True
@@ -295,14 +295,20 @@ class Definitions:
 
     def _last(self, definitions: Sequence[int], execution: int) -> int | None:
         """Return the last of the definitions that had ended before the execution, or None if there is none."""
-        for index in range(bisect_left(definitions, execution) - 1, -1, -1):
-            if self.trace.end_of(definitions[index]) <= execution:
-                return definitions[index]
+        order = self.trace.executions[execution].order
+        for index in range(bisect_left(definitions, order, key=self._order) - 1, -1, -1):
+            definition = definitions[index]
+            if not definition <= execution < self.trace.end_of(definition):
+                return definition
         return None
+
+    def _order(self, execution: int) -> int:
+        """Return the number of the execution in the order of time, which generators and threads can change."""
+        return self.trace.executions[execution].order
 
     @cached_property
     def _locals(self) -> dict[tuple[int, str], list[int]]:
-        return _index(
+        return self._index(
             ((self.trace.activation_of[number], name), number)
             for number, execution in enumerate(self.trace.executions)
             for name, _ in execution.writes
@@ -316,9 +322,19 @@ class Definitions:
             return self._outside(execution, name.rpartition(".")[0])
         return found
 
+    def _index(self, items: Iterable[tuple[_Key, int]]) -> dict[_Key, list[int]]:
+        """Return the executions of each key in the order of time. The items come in the order of executions."""
+        found: defaultdict[_Key, list[int]] = defaultdict(list)
+        for key, number in items:
+            if not found[key] or found[key][-1] != number:
+                found[key].append(number)
+        for numbers in found.values():
+            numbers.sort(key=self._order)
+        return dict(found)
+
     @cached_property
     def _draws(self) -> dict[str, list[int]]:
-        return _index(
+        return self._index(
             (generator, number)
             for number, execution in enumerate(self.trace.executions)
             for generator, _, _ in execution.draws
@@ -326,7 +342,7 @@ class Definitions:
 
     @cached_property
     def _globals(self) -> dict[tuple[str, str], list[int]]:
-        return _index(
+        return self._index(
             ((self._activation(number).file, name), number)
             for number, execution in enumerate(self.trace.executions)
             for name, _ in execution.writes
@@ -341,11 +357,11 @@ class Definitions:
                 base, _, attribute = name.rpartition(".")
                 if base and (identity := self.value(number, base).identity):
                     found.append(((identity, attribute), number))
-        return _index(found)
+        return self._index(found)
 
     @cached_property
     def _uses(self) -> dict[int, list[int]]:
-        return _index(
+        return self._index(
             (value.identity, number)
             for number, execution in enumerate(self.trace.executions)
             for values in (execution.reads, execution.writes)
@@ -357,12 +373,3 @@ class Definitions:
 def differs(value: Value, other: Value) -> bool:
     """Return whether two values are known to be different."""
     return (value.type, value.text) != (other.type, other.text) and bool(value.text or other.text)
-
-
-def _index(items: Iterable[tuple[_Key, int]]) -> dict[_Key, list[int]]:
-    """Return the numbers of each key, ascending, if the items come in ascending order."""
-    found: defaultdict[_Key, list[int]] = defaultdict(list)
-    for key, number in items:
-        if not found[key] or found[key][-1] != number:
-            found[key].append(number)
-    return dict(found)
