@@ -11,7 +11,7 @@ from .. import protocol
 from . import values
 
 _OPERATION = re.compile(
-    r"(all_|reduce|broadcast|gather|scatter|barrier|send|recv|to_all|permute)|(new_|split_|shrink_|init_|destroy_).*group|new_subgroups"
+    r"(all_|reduce|broadcast|gather|scatter|barrier|monitored_barrier|i?send|i?recv|to_all|permute)|(new_|split_|shrink_|init_|destroy_).*group|new_subgroups"
 )
 _GROUP_CHANGES = re.compile(r"new_|split_|shrink_|init_|destroy_")
 _PUBLIC_FILES = (
@@ -21,6 +21,10 @@ _PUBLIC_FILES = (
 )
 _BACKWARD_FILES = (os.path.join("torch", "_tensor.py"), os.path.join("torch", "autograd", "__init__.py"))
 _DDP_FILE = os.path.join("torch", "nn", "parallel", "distributed.py")
+_OF_DDP = {
+    "DistributedDataParallel.__init__": "DistributedDataParallel",
+    "DistributedDataParallel._sync_buffers": "sync_buffers",
+}
 _OPTIMIZER_FILE = os.path.join("torch", "optim", "optimizer.py")
 _ROOTED = ("broadcast", "reduce", "gather", "scatter")
 _PAYLOADS = ("tensor", "input", "input_tensor", "input_list", "input_tensor_list", "tensors", "p2p_op_list", "self")
@@ -39,8 +43,8 @@ def operation_of(code: Any) -> str:
     if name == "backward" and file.endswith(_BACKWARD_FILES):
         return "backward"
     qualified = getattr(code, "co_qualname", name)
-    if file.endswith(_DDP_FILE) and qualified == "DistributedDataParallel.__init__":
-        return "DistributedDataParallel"
+    if file.endswith(_DDP_FILE):
+        return _OF_DDP.get(qualified, "")
     if file.endswith(_OPTIMIZER_FILE) and qualified == "Optimizer.profile_hook_step.<locals>.wrapper":
         return "step"
     if name.startswith(("_", "get_", "is_", "supports_")) or not _OPERATION.match(name):
