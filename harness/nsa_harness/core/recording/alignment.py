@@ -10,7 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from nsa_harness.core.recording.control_flow import ControlFlow
 from nsa_harness.core.recording.trace import Ending, Function, Trace
@@ -121,18 +121,19 @@ class _Aligner:
 
     def _part_in_calls(self, row: Row) -> None:
         traces = self.alignment.traces
+        calls = {number: traces[number].calls.get(execution, []) for number, execution in row.items()}
+        most = max(map(len, calls.values()))
         arms = {}
         for number, execution in row.items():
-            called = traces[number].calls.get(execution, ())
-            ending = Ending.RUNNING if any(not traces[number].activations[call].ended for call in called) else None
-            first = traces[number].activations[called[0]].first_line if called else None
-            arms[number] = Arm(first, ending, execution, traces[number].end_of(execution), ending is None)
+            called = calls[number]
+            # A rank that waits in a call had no chance to make as many calls as the others.
+            waits = len(called) < most and not traces[number].activations[called[-1]].ended if called else False
+            following = traces[number].activations[called[0]].first_line if called else None
+            ending = Ending.RUNNING if waits else None
+            arms[number] = Arm(following, ending, execution, traces[number].end_of(execution), not waits)
         if len({arm.next_line for arm in arms.values()}) == 1:
             # The same function first: what differs is how often it was called.
-            arms = {
-                number: Arm(len(traces[number].calls.get(row[number], ())), arm.ending, arm.first, arm.end, arm.meets)
-                for number, arm in arms.items()
-            }
+            arms = {number: replace(arm, next_line=len(calls[number])) for number, arm in arms.items()}
         self.alignment.partings.append(Parting(row, arms, is_call=True))
 
     def _members(self, number: int, activation: int) -> list[int]:

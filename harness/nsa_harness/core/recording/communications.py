@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from itertools import zip_longest
 
 from nsa_harness.core.recording.recording import Communication
 from nsa_harness.core.recording.trace import Trace
@@ -16,7 +17,7 @@ Key = tuple[object, ...]
 
 
 def is_point_to_point(communication: Communication) -> bool:
-    return communication.peer is not None or any(word in communication.operation for word in ("send", "recv"))
+    return communication.operation.startswith(("send", "isend", "recv", "irecv"))
 
 
 def key_of(communication: Communication) -> Key:
@@ -27,7 +28,73 @@ def key_of(communication: Communication) -> Key:
     return communication.operation, communication.ranks, communication.root, *shape
 
 
-def paired(traces: Sequence[Trace]) -> set[int]:
+def corresponds(ours: Communication, theirs: Communication) -> bool:
+    """Return whether the operations of two ranks can be the same one. Point-to-point operations never are."""
+    return not is_point_to_point(ours) and not is_point_to_point(theirs) and key_of(ours) == key_of(theirs)
+
+
+def difference(
+    left: Sequence[Communication], right: Sequence[Communication]
+) -> tuple[Communication | None, Communication | None] | None:
+    """Return the first operations in which two ranks differ, or None if both made the same."""
+    for ours, theirs in zip_longest(left, right):
+        if ours is None or theirs is None or not corresponds(ours, theirs):
+            return ours, theirs
+    return None
+
+
+class Shared:
+    """The operations of a run in which two ranks can differ.
+
+    For two ranks, these are the operations of groups that both belong to, and the point-to-point operations without a
+    counterpart. `backward` counts if it communicates.
+    """
+
+    def __init__(self, traces: Sequence[Trace]) -> None:
+        self._traces = traces
+        self._paired = _paired(traces)
+        self._ignored = set(_NOT_COLLECTIVE)
+        if not any(_communicates_in_backward(trace) for trace in traces):
+            self._ignored.add("backward")
+
+    def of(self, communications: Iterable[Communication], pair: tuple[int, int]) -> list[Communication]:
+        """Return those of the operations in which the traces of the pair can differ."""
+        ranks = {self._traces[number].rank for number in pair}
+        return [made for made in communications if self._counts(made, ranks)]
+
+    def with_owners(self, number: int, pair: tuple[int, int]) -> list[tuple[Communication, int]]:
+        """Return all operations of a trace in which the pair can differ, each with the execution that made it."""
+        ranks = {self._traces[number].rank for number in pair}
+        trace = self._traces[number]
+        made = zip(trace.communications, trace.owners, strict=True)
+        return [(communication, owner) for communication, owner in made if self._counts(communication, ranks)]
+
+    def unpaired(self, communications: Iterable[Communication]) -> list[Communication]:
+        """Return the point-to-point operations that have no counterpart on the other rank."""
+        return [made for made in communications if is_point_to_point(made) and id(made) not in self._paired]
+
+    def key(self, communication: Communication) -> Key:
+        if is_point_to_point(communication):
+            return (id(communication) in self._paired,)
+        return () if communication.operation in self._ignored else key_of(communication)
+
+    def _counts(self, communication: Communication, ranks: set[int]) -> bool:
+        if communication.operation in self._ignored:
+            return False
+        if is_point_to_point(communication):
+            return id(communication) not in self._paired
+        return not communication.ranks or ranks <= set(communication.ranks)
+
+
+def _communicates_in_backward(trace: Trace) -> bool:
+    return any(
+        made.operation == "DistributedDataParallel"
+        or (made.operation == "backward" and not made.returned and not made.error)
+        for made in trace.communications
+    )
+
+
+def _paired(traces: Sequence[Trace]) -> set[int]:
     """Return the id() of each point-to-point operation that has its counterpart on the other rank.
 
     The n-th message to a rank with a tag belongs to the n-th receive from this rank with this tag.
@@ -47,34 +114,3 @@ def paired(traces: Sequence[Trace]) -> set[int]:
         for message, receive in zip(messages, received.get(route, ()), strict=False):
             found |= {id(message), id(receive)}
     return found
-
-
-def difference(
-    left: Iterable[Communication], right: Iterable[Communication], ranks: tuple[int, int], pairs: set[int]
-) -> tuple[Communication | None, Communication | None] | None:
-    """Return the first operations in which two ranks differ, or None if both do the same.
-
-    Groups without one of the ranks are left out, and so is each point-to-point operation that has its counterpart.
-    """
-    first, second = (_shared(communications, ranks, pairs) for communications in (left, right))
-    for index in range(max(len(first), len(second))):
-        ours = first[index] if index < len(first) else None
-        theirs = second[index] if index < len(second) else None
-        if ours is None or theirs is None or is_point_to_point(ours) or is_point_to_point(theirs):
-            return ours, theirs
-        if key_of(ours) != key_of(theirs):
-            return ours, theirs
-    return None
-
-
-def _shared(communications: Iterable[Communication], ranks: tuple[int, int], pairs: set[int]) -> list[Communication]:
-    return [
-        communication
-        for communication in communications
-        if communication.operation not in _NOT_COLLECTIVE
-        and (
-            id(communication) not in pairs
-            if is_point_to_point(communication)
-            else not communication.ranks or set(ranks) <= set(communication.ranks)
-        )
-    ]

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
+import re
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import zip_longest
 
 from nsa_harness.core.recording.alignment import Alignment, Parting, Row
-from nsa_harness.core.recording.communications import difference, is_point_to_point, key_of, paired
+from nsa_harness.core.recording.communications import Shared, corresponds, difference
 from nsa_harness.core.recording.recording import Communication
 from nsa_harness.core.recording.trace import HARMLESS_EXCEPTIONS, Ending, Trace
 
-_TOGETHER = 20  # operations that ranks make together after a parting without consequences
 _ROLE = 10  # operations that each of two ranks makes by itself if they have different roles
+_NETWORK_ERROR = re.compile(
+    r"connection (?:closed|reset|refused|was)|closed by peer|broken pipe|timed? ?out|socket|unreachable|remote (?:host|process)",
+    re.IGNORECASE,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,8 +39,8 @@ class Divisions:
     def __init__(self, alignment: Alignment) -> None:
         self._alignment = alignment
         self._traces = alignment.traces
-        self._pairs = paired(self._traces)
-        self._joint = [self._joint_operations(number) for number in range(len(self._traces))]
+        self._shared = Shared(self._traces)
+        self._balanced: dict[tuple[int, int], int] = {}
         self._forms = Counter(map(self._form, alignment.partings))
 
     def judge(self) -> list[Judged]:
@@ -56,11 +60,10 @@ class Divisions:
         for way in ways[1:]:
             pair = (way[0], ways[0][0])
             arms = [
-                self._traces[number].communications_in(parting.arms[number].first, parting.arms[number].end)
-                for number in pair
+                self._shared.of(self._traces[number].communications_in(arm.first, arm.end), pair)
+                for number, arm in ((number, parting.arms[number]) for number in pair)
             ]
-            ranks = (self._traces[pair[0]].rank, self._traces[pair[1]].rank)
-            operations = difference(arms[0], arms[1], ranks, self._pairs)
+            operations = difference(arms[0], arms[1])
             if operations is not None:
                 demotions = self._demotions(parting, pair, arms)
                 found.append(Judged(parting.row, way, pair, parting, operations, demotions))
@@ -74,41 +77,50 @@ class Divisions:
         if arm.ending is not Ending.RAISED:
             return False
         trace, execution = self._traces[way[0]], parting.row.get(way[0])
-        return execution is not None and raised_by_communication(trace, execution)
+        return execution is not None and raised_by_network(trace, execution)
 
     def _demotions(self, parting: Parting, pair: tuple[int, int], arms: list[list[Communication]]) -> int:
-        together = self._together_after(parting.row, pair) >= _TOGETHER
+        balances = self._last_balanced(pair) > parting.row[pair[0]]
         recurs = self._forms[self._form(parting)] > 1
         roles = min(map(len, arms)) >= _ROLE
-        return together + recurs + 2 * roles
+        return 4 * balances + recurs + 2 * roles
 
     def _form(self, parting: Parting) -> tuple[object, ...]:
         number = min(parting.row)
         place = self._traces[number].place(parting.row[number])
         return place.file, place.line, parting.is_call, tuple((n, arm.next_line) for n, arm in parting.arms.items())
 
-    def _joint_operations(self, number: int) -> dict[int, list[int]]:
-        """Return for each other trace the executions of this trace in which both made the same operation."""
-        found: dict[int, list[int]] = {}
-        trace = self._traces[number]
-        for execution, following in pairwise([*trace.owners, -1]):
-            row = self._alignment.row_of[number][execution]
-            if execution != following and row >= 0:
-                for other in self._alignment.rows[row]:
-                    found.setdefault(other, []).append(execution)
-        return found
+    def _last_balanced(self, pair: tuple[int, int]) -> int:
+        """Return the last execution of the first trace up to which both made the same operations, or -1.
 
-    def _together_after(self, row: Row, pair: tuple[int, int]) -> int:
-        first, second = pair
-        executions = self._joint[first].get(second, [])
-        return len(executions) - bisect_right(executions, row[first])
+        The other trace is compared up to its corresponding execution.
+        """
+        if pair not in self._balanced:
+            self._balanced[pair] = self._find_balanced(pair)
+        return self._balanced[pair]
+
+    def _find_balanced(self, pair: tuple[int, int]) -> int:
+        made = [self._shared.with_owners(number, pair) for number in pair]
+        equal = len(made[0])
+        for index, (ours, theirs) in enumerate(zip_longest(*([made for made, _ in one] for one in made))):
+            if ours is None or theirs is None or not corresponds(ours, theirs):
+                equal = index
+                break
+        owners = [[owner for _, owner in one] for one in made]
+        for execution in reversed(range(len(self._traces[pair[0]].executions))):
+            other = self._alignment.counterpart(pair[0], execution, pair[1])
+            if other is not None:
+                count = bisect_left(owners[0], execution)
+                if count <= equal and count == bisect_left(owners[1], other):
+                    return execution
+        return -1
 
     def _of_row(self, row: Row) -> Judged | None:
         """Return the row if its ranks made operations of different kind, shape or root in it."""
         own = {number: self._traces[number].own_communications(execution) for number, execution in row.items()}
         if not any(own.values()):
             return None
-        keys = {number: tuple(map(self._key, made)) for number, made in own.items()}
+        keys = {number: tuple(map(self._shared.key, made)) for number, made in own.items()}
         if len(set(keys.values())) == 1:
             return None
         counts = Counter(keys.values())
@@ -116,29 +128,29 @@ class Divisions:
         minority = tuple(number for number, key in keys.items() if key != usual)
         other = next(number for number, key in keys.items() if key == usual)
         for number in minority:
-            if any(made and not made[-1].returned and not made[-1].error for made in (own[number], own[other])):
+            pair = (number, self._partner(own[number], row) or other)
+            left, right = own[number], own[pair[1]]
+            if any(made and not made[-1].returned and not made[-1].error for made in (left, right)):
                 # One rank still waits in an operation of this execution: it had no chance to make the others.
-                shortest = min(len(own[number]), len(own[other]))
-                left, right = own[number][:shortest], own[other][:shortest]
-            else:
-                left, right = own[number], own[other]
-            ranks = (self._traces[number].rank, self._traces[other].rank)
-            operations = difference(left, right, ranks, self._pairs)
+                shortest = min(len(left), len(right))
+                left, right = left[:shortest], right[:shortest]
+            operations = difference(self._shared.of(left, pair), self._shared.of(right, pair))
             if operations is not None:
-                demotions = int(self._together_after(row, (number, other)) >= _TOGETHER)
-                return Judged(row, minority, (number, other), None, operations, demotions)
+                demotions = 4 * (self._last_balanced(pair) > row[number])
+                return Judged(row, minority, pair, None, operations, demotions)
         return None
 
-    def _key(self, communication: Communication) -> tuple[object, ...]:
-        if is_point_to_point(communication):
-            return (id(communication) in self._pairs,)
-        return key_of(communication)
+    def _partner(self, made: Sequence[Communication], row: Row) -> int | None:
+        """Return the trace of the rank to which an operation without counterpart belongs, if it is in this row."""
+        peers = {communication.peer for communication in self._shared.unpaired(made)}
+        return next((number for number in row if self._traces[number].rank in peers), None)
 
 
-def raised_by_communication(trace: Trace, execution: int) -> bool:
-    """Return whether an exception left the execution because an operation of communication failed."""
+def raised_by_network(trace: Trace, execution: int) -> bool:
+    """Return whether an exception left the execution because another rank was gone."""
+    raised = trace.executions[execution].raised
     found = trace.communications_in(execution, trace.end_of(execution))
-    return bool(found) and bool(found[-1].error)
+    return bool(found) and bool(found[-1].error) and raised is not None and bool(_NETWORK_ERROR.search(raised.message))
 
 
 def own_exceptions(trace: Trace) -> list[int]:
@@ -159,7 +171,7 @@ def _own_exception(trace: Trace, activation: int) -> int | None:
             break
         found = members[-1]
         activations = trace.calls.get(found, ())
-    if found is None or raised_by_communication(trace, found):
+    if found is None or raised_by_network(trace, found):
         return None
     raised = trace.executions[found].raised
     return None if raised is None or raised.type in {*HARMLESS_EXCEPTIONS, "SystemExit", "KeyboardInterrupt"} else found
