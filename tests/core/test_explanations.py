@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from textwrap import dedent
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nsa_harness.core.recording.explain import explain
@@ -108,13 +108,15 @@ TREES = st.lists(ACTIVATIONS, max_size=3)
 SOURCE = "if x:\n    f(x)\nfor x in d:\n    opt.step()\nd['k'] = self.n\n"
 
 
-@given(st.lists(TREES, min_size=0, max_size=4))
+@settings(max_examples=40)
+@given(st.lists(TREES, min_size=0, max_size=3))
 def test_any_recordings_have_an_explanation_that_does_not_depend_on_their_order(trees: list[list[Activation]]) -> None:
     recordings = [recorded(rank, *tree) for rank, tree in enumerate(trees)]
     found = explained(SOURCE, *recordings)
     assert explained(SOURCE, *reversed(recordings)) == found
 
 
+@settings(max_examples=30)
 @given(TREES, st.integers(2, 4))
 def test_equal_recordings_have_no_division(tree: list[Activation], count: int) -> None:
     found = explained(SOURCE, *(recorded(rank, *tree, world_size=count) for rank in range(count)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from nsa_harness.core.recording.alignment import Alignment, Row
 from nsa_harness.core.recording.division import Judged, own_exceptions
@@ -72,7 +73,11 @@ class Candidates:
 
     def _of_division(self, judged: Judged) -> Iterator[Candidate]:
         steps = self.steps(judged)
-        yield self._at_division(judged, steps)
+        division = self._at_division(judged, steps)
+        if division.kind in _BORING:  # Different roles: what only one of them does is more likely wrong.
+            yield from self._of_operations(judged)
+            yield from self._alone_at_ends()
+        yield division
         yield from self._of_steps(steps, judged.pair, self._ranks(judged.minority))
         yield from self._of_operations(judged)
 
@@ -91,6 +96,11 @@ class Candidates:
         return self._candidate(number, execution, kind, self._ranks(judged.minority), row=judged.row)
 
     def _of_steps(self, steps: Sequence[Step], pair: tuple[int, int], ranks: tuple[int, ...]) -> Iterator[Candidate]:
+        places: dict[Place, Step] = {}
+        for step in steps:
+            if not step.is_update:
+                places.setdefault(self.traces[pair[step.execution[0]]].place(step.execution[1]), step)
+        steps = tuple(places.values())
         kinds = {step: kind_of(step, self.traces, pair, self.statements) for step in steps}
         leaks = [step for step in steps if step.is_leak]
         drifts = [step for step in steps if step.is_origin and kinds[step] is OriginKind.RANDOM]
@@ -138,19 +148,30 @@ class Candidates:
                 continue
             trace = self.traces[number]
             owner = next(
-                (o for made, o in zip(trace.communications, trace.owners, strict=True) if made is operation), None
+                (o for made, o in zip(trace.communications, trace.owners, strict=True) if made is operation), -1
             )
-            if owner is not None:
+            alone = self._alone(number, owner) if owner >= 0 else None
+            if alone is not None:
+                yield self._candidate(number, alone, OriginKind.CALL, ranks)
+            elif owner >= 0:
                 yield self._candidate(number, owner, OriginKind.CALL, ranks)
+
+    def _alone(self, number: int, execution: int) -> int | None:
+        """Return the innermost execution around this one whose statement no other rank ever executed, or None."""
+        others = set().union(*(lines for other, lines in enumerate(self._ran) if other != number))
+        trace = self.traces[number]
+        return next((e for e in (execution, *trace.outer(execution)) if self._line(trace, e) not in others), None)
+
+    def _alone_at_ends(self) -> Iterator[Candidate]:
+        for number, trace in enumerate(self.traces):
+            if trace.last >= 0 and (alone := self._alone(number, trace.last)) is not None:
+                yield self._candidate(number, alone, OriginKind.CALL, (trace.rank,))
 
     # Coverage.
 
     def _ran_alone(self) -> Iterator[Candidate]:
         """Yield the latest statements that only one rank ever executed, and the statement that led to them."""
-        ran = [
-            {self._line(trace, execution): execution for execution in reversed(range(len(trace.executions)))}
-            for trace in self.traces
-        ]
+        ran = self._ran
         latest: tuple[float, int, int] | None = None
         for number, trace in enumerate(self.traces):
             others = set().union(*(lines for other, lines in enumerate(ran) if other != number))
@@ -168,6 +189,14 @@ class Candidates:
         other = next(n for n in range(len(self.traces)) if n != number)
         if (parting := Slicer(self.alignment, (number, other)).parting_before(0, start)) is not None:
             yield self._candidate(number, parting[0][0], OriginKind.CALL, (self.traces[number].rank,))
+
+    @cached_property
+    def _ran(self) -> list[dict[tuple[str, int], int]]:
+        """By trace: the first execution of each statement."""
+        return [
+            {self._line(trace, execution): execution for execution in reversed(range(len(trace.executions)))}
+            for trace in self.traces
+        ]
 
     def _line(self, trace: Trace, execution: int) -> tuple[str, int]:
         return trace.activations[trace.activation_of[execution]].file, trace.executions[execution].line

@@ -74,9 +74,9 @@ class Shared:
         return [made for made in communications if is_point_to_point(made) and id(made) not in self._paired]
 
     def key(self, communication: Communication) -> Key:
-        if is_point_to_point(communication):
-            return (id(communication) in self._paired,)
-        return () if communication.operation in self._ignored else key_of(communication)
+        if communication.operation in self._ignored or is_point_to_point(communication):
+            return ()
+        return key_of(communication)
 
     def _counts(self, communication: Communication, ranks: set[int]) -> bool:
         if communication.operation in self._ignored:

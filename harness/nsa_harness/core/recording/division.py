@@ -16,7 +16,8 @@ from nsa_harness.core.recording.trace import HARMLESS_EXCEPTIONS, Ending, Trace
 
 _ROLE = 10  # operations that each of two ranks makes by itself if they have different roles
 _NETWORK_ERROR = re.compile(
-    r"connection (?:closed|reset|refused|was)|closed by peer|broken pipe|timed? ?out|socket|unreachable|remote (?:host|process)",
+    r"connection (?:closed|reset|refused|was)|closed by peer|broken pipe|timed? ?out|socket"
+    r"|unreachable|remote (?:host|process)",
     re.IGNORECASE,
 )
 
@@ -80,10 +81,9 @@ class Divisions:
         return execution is not None and raised_by_network(trace, execution)
 
     def _demotions(self, parting: Parting, pair: tuple[int, int], arms: list[list[Communication]]) -> int:
-        balances = self._last_balanced(pair) > parting.row[pair[0]]
         recurs = self._forms[self._form(parting)] > 1
         roles = min(map(len, arms)) >= _ROLE
-        return 4 * balances + recurs + 2 * roles
+        return self._is_balanced_after(parting.row, pair) + recurs + 2 * roles
 
     def _form(self, parting: Parting) -> tuple[object, ...]:
         number = min(parting.row)
@@ -122,28 +122,38 @@ class Divisions:
             return None
         keys = {number: tuple(map(self._shared.key, made)) for number, made in own.items()}
         if len(set(keys.values())) == 1:
-            return None
+            return self._of_messages(row, own)
         counts = Counter(keys.values())
         usual = max(counts, key=lambda key: (counts[key], -min(n for n in keys if keys[n] == key)))
         minority = tuple(number for number, key in keys.items() if key != usual)
         other = next(number for number, key in keys.items() if key == usual)
         for number in minority:
-            pair = (number, self._partner(own[number], row) or other)
-            left, right = own[number], own[pair[1]]
-            if any(made and not made[-1].returned and not made[-1].error for made in (left, right)):
-                # One rank still waits in an operation of this execution: it had no chance to make the others.
+            pair = (number, other)
+            left, right = (self._shared.of(own[n], pair) for n in pair)
+            if self._waits(own[number]) or self._waits(own[other]):  # It had no chance to make the other operations.
                 shortest = min(len(left), len(right))
                 left, right = left[:shortest], right[:shortest]
-            operations = difference(self._shared.of(left, pair), self._shared.of(right, pair))
+            operations = difference(left, right)
             if operations is not None:
-                demotions = 4 * (self._last_balanced(pair) > row[number])
-                return Judged(row, minority, pair, None, operations, demotions)
+                return Judged(row, minority, pair, None, operations, self._is_balanced_after(row, pair))
+        return self._of_messages(row, own)
+
+    def _of_messages(self, row: Row, own: dict[int, list[Communication]]) -> Judged | None:
+        """Return the row if a rank sent to, or received from, another rank in it that did not do the opposite."""
+        for number, made in own.items():
+            for message in self._shared.unpaired(made):
+                other = next((n for n in row if self._traces[n].rank == message.peer), number)
+                if other != number and not self._waits(own[other]):
+                    pair = (number, other)
+                    minority = tuple(n for n in own if self._shared.unpaired(own[n]))
+                    return Judged(row, minority, pair, None, (message, None), self._is_balanced_after(row, pair))
         return None
 
-    def _partner(self, made: Sequence[Communication], row: Row) -> int | None:
-        """Return the trace of the rank to which an operation without counterpart belongs, if it is in this row."""
-        peers = {communication.peer for communication in self._shared.unpaired(made)}
-        return next((number for number in row if self._traces[number].rank in peers), None)
+    def _waits(self, made: Sequence[Communication]) -> bool:
+        return bool(made) and not made[-1].returned and not made[-1].error
+
+    def _is_balanced_after(self, row: Row, pair: tuple[int, int]) -> int:
+        return 4 * (self._last_balanced(pair) > row[pair[0]])
 
 
 def raised_by_network(trace: Trace, execution: int) -> bool:
@@ -166,12 +176,12 @@ def _own_exception(trace: Trace, activation: int) -> int | None:
     activations: Sequence[int] = (activation,)
     found = None
     while activations:
-        members = trace.members[activations[-1]]
-        if not members or trace.ending(activations[-1]) is not Ending.RAISED:
+        raising = [execution for one in activations if (execution := trace.raising(one)) is not None]
+        if not raising:
             break
-        found = members[-1]
+        found = raising[-1]
         activations = trace.calls.get(found, ())
     if found is None or raised_by_network(trace, found):
         return None
-    raised = trace.executions[found].raised
-    return None if raised is None or raised.type in {*HARMLESS_EXCEPTIONS, "SystemExit", "KeyboardInterrupt"} else found
+    error = trace.executions[found].raised
+    return None if error is None or error.type in {*HARMLESS_EXCEPTIONS, "SystemExit", "KeyboardInterrupt"} else found

@@ -32,8 +32,8 @@ class Step:
     distance: int
     is_origin: bool = False  # nothing that it reads differs
     is_leak: bool = False  # only one of the ranks executed it
+    is_update: bool = False  # it only hands on a difference that its own value had before, such as `n += 1`
     is_parting: bool = False  # it decides which definition each rank executes
-    is_call_result: bool = False  # the differing value is the result of a call of a user function
 
     @property
     def execution(self) -> tuple[int, int]:
@@ -186,7 +186,14 @@ class Slicer:
         following = [(at, other) for other in (passed if passed is not None else self.inputs(at))]
         following += [pair for result in results for pair in self._of_result(result)]
         yield (
-            Step(at, name, previous, distance, is_origin=not following and not results, is_call_result=bool(results)),
+            Step(
+                at,
+                name,
+                previous,
+                distance,
+                is_origin=not following and not results,
+                is_update=bool(following) and all(item == (at, name) for item in following),
+            ),
             following,
         )
 

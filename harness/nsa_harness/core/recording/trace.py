@@ -84,10 +84,19 @@ class Trace:
         recorded = self.activations[activation]
         if not recorded.ended:
             return Ending.RUNNING
-        raised = recorded.executions[-1].raised if recorded.executions else None
-        if raised is not None and not raised.handled and raised.type not in HARMLESS_EXCEPTIONS:
-            return Ending.RAISED
-        return Ending.RETURNED
+        return Ending.RETURNED if self.raising(activation) is None else Ending.RAISED
+
+    def raising(self, activation: int) -> int | None:
+        """Return the execution whose exception left the activation, or None if no exception did."""
+        recorded = self.activations[activation]
+        if not recorded.ended or recorded.returned is not None:
+            return None
+        # Statements of `finally` and the end of `with` may follow it.
+        for execution in reversed(self.members[activation]):
+            raised = self.executions[execution].raised
+            if raised is not None and not raised.handled:
+                return None if raised.type in HARMLESS_EXCEPTIONS else execution
+        return None
 
     @cached_property
     def last(self) -> int:
