@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from textwrap import dedent
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nsa_harness.core.recording.explain import explain
-from nsa_harness.core.recording.explanation import Explanation, OriginKind
-from nsa_harness.core.recording.recording import Activation, Execution, RankRecording
+from nsa_harness.core.recording.explanation import Explanation
+from nsa_harness.core.recording.recording import Activation, Communication, Execution, RankRecording
 from tests.core.recorded import FILE, Thing, at, call, main, op, recorded
 
 
@@ -66,58 +67,54 @@ def test_a_rank_that_leaves_its_loop_early_divides_from_the_others_at_the_condit
 
 # Whatever the recordings hold.
 
-OPERATIONS = st.builds(
-    op,
-    st.sampled_from(["all_reduce", "send", "irecv", "backward", "barrier"]),
-    ranks=st.sampled_from([(), (0, 1), (1, 2)]),
-    returned=st.booleans(),
-    peer=st.sampled_from([None, 0, 1]),
-)
+COLLECTIVES = ["all_reduce", "backward", "barrier"]
 SCALARS = st.sampled_from([0, 1, 2.5, "a", Thing(7), Thing(8, "list", "[1]"), Thing(8, "list", "[2]")])
-NAMES = st.dictionaries(st.sampled_from(["x", "self", "self.n", "d['k']", "len(x)"]), SCALARS, max_size=3)
+NAMES = st.dictionaries(st.sampled_from(["x", "self", "self.n", "d['k']", "len(x)"]), SCALARS, max_size=2)
 
 
-def executions_of(calls: st.SearchStrategy[Activation]) -> st.SearchStrategy[Execution]:
-    return st.builds(
-        lambda line, parts, reads, writes, draws, raised: at(
-            line, *parts, reads=reads, writes=writes, draws=draws, raised=raised, handled=line % 2 == 0
-        ),
-        st.integers(1, 5),
-        st.lists(st.one_of(OPERATIONS, calls), max_size=2),
-        NAMES,
-        NAMES,
-        st.sampled_from([(), (("torch", "1", "2"),), (("torch", "2", "3"),)]),
-        st.sampled_from(["", "", "", "ValueError", "StopIteration"]),
-    )
+@st.composite
+def trees(draw: st.DrawFn, operations: Sequence[str] = (*COLLECTIVES, "send", "irecv")) -> list[Activation]:
+    """Draw the activations of a rank, with about 20 executions."""
+    budget = [draw(st.integers(0, 20))]
+
+    def activation(depth: int) -> Activation:
+        function = draw(st.sampled_from("fg"))
+        executions = []
+        while budget[0] > 0 and draw(st.integers(0, 4)):
+            budget[0] -= 1
+            executions.append(execution(depth))
+        return call(function, *executions, first_line=ord(function), ended=draw(st.booleans()), arguments=draw(NAMES))
+
+    def execution(depth: int) -> Execution:
+        parts: list[Activation | Communication] = []
+        kind = draw(st.integers(0, 5))
+        if kind == 0 and depth < 3:
+            parts.append(activation(depth + 1))
+        if kind == 1:
+            ranks, peer = draw(st.sampled_from([(), (0, 1), (1, 2)])), draw(st.sampled_from([None, 0, 1]))
+            parts.append(op(draw(st.sampled_from(operations)), ranks=ranks, returned=draw(st.booleans()), peer=peer))
+        line = draw(st.integers(1, 5))
+        raised = draw(st.sampled_from(["", "", "", "ValueError", "StopIteration"]))
+        draws = draw(st.sampled_from([(), (("torch", "1", "2"),), (("torch", "2", "3"),)]))
+        reads, writes = draw(NAMES), draw(NAMES)
+        return at(line, *parts, reads=reads, writes=writes, draws=draws, raised=raised, handled=line % 2 == 0)
+
+    return [activation(0) for _ in range(draw(st.integers(0, 2)))]
 
 
-def activations_of(calls: st.SearchStrategy[Activation]) -> st.SearchStrategy[Activation]:
-    return st.builds(
-        lambda function, executions, ended, arguments: call(
-            function, *executions, first_line=ord(function), ended=ended, arguments=arguments
-        ),
-        st.sampled_from("fg"),
-        st.lists(executions_of(calls), max_size=6),
-        st.booleans(),
-        NAMES,
-    )
-
-
-ACTIVATIONS = st.recursive(activations_of(st.nothing()), activations_of, max_leaves=8)
-TREES = st.lists(ACTIVATIONS, max_size=3)
 SOURCE = "if x:\n    f(x)\nfor x in d:\n    opt.step()\nd['k'] = self.n\n"
 
 
 @settings(max_examples=40)
-@given(st.lists(TREES, min_size=0, max_size=3))
-def test_any_recordings_have_an_explanation_that_does_not_depend_on_their_order(trees: list[list[Activation]]) -> None:
-    recordings = [recorded(rank, *tree) for rank, tree in enumerate(trees)]
+@given(st.lists(trees(), max_size=3))
+def test_any_recordings_have_an_explanation_that_does_not_depend_on_their_order(ranks: list[list[Activation]]) -> None:
+    recordings = [recorded(rank, *tree) for rank, tree in enumerate(ranks)]
     found = explained(SOURCE, *recordings)
     assert explained(SOURCE, *reversed(recordings)) == found
 
 
 @settings(max_examples=30)
-@given(TREES, st.integers(2, 4))
+@given(trees(COLLECTIVES), st.integers(2, 4))
 def test_equal_recordings_have_no_division(tree: list[Activation], count: int) -> None:
     found = explained(SOURCE, *(recorded(rank, *tree, world_size=count) for rank in range(count)))
     assert found.division is None

@@ -62,7 +62,7 @@ def _ways(judged: Judged, traces: Sequence[Trace]) -> tuple[tuple[tuple[int, ...
     """Return the ranks that went each way, the smallest way first, with the next statement of each."""
     if judged.parting is None:
         others = tuple(number for number in judged.row if number not in judged.minority)
-        ways: tuple[tuple[int, ...], ...] = (judged.minority, others)
+        ways = tuple(way for way in (judged.minority, others) if way)
     else:
         ways = judged.parting.ways[::-1]
     found = []
