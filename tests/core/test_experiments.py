@@ -126,8 +126,16 @@ def test_a_definition_is_changed_after_it_and_a_use_before_it() -> None:
 
 
 def test_the_state_of_a_generator_is_shared_after_a_seed_and_before_a_draw() -> None:
-    seed, draw = planned(candidate(SEED, OriginKind.RANDOM), candidate(LOSS, OriginKind.RANDOM))
+    seed, draw = planned(candidate(SEED, OriginKind.RANDOM), candidate(LOOP, OriginKind.RANDOM, "generator:torch"))
+    assert draw.name == "torch"
     assert told(seed, "after") + told(draw, "after") == [True, False]
+
+
+def test_an_extra_draw_is_undone_at_the_statement_that_draws() -> None:
+    (found,) = planned(candidate(LOSS, OriginKind.LEAK, "generator:random"))
+    assert (found.kind, found.name) == (ExperimentKind.UNDO_LEAK, "random")
+    assert told(found, "path", "caller", "ranks") == [[], [FILE, LOSS], []]
+    assert planned(candidate(CHECK, OriginKind.LEAK), candidate(CHECK, OriginKind.RANDOM)) == []
 
 
 def test_the_number_of_a_rank_is_never_made_equal() -> None:

@@ -138,6 +138,8 @@ class Experiment:
         elif place == self._at and occurrence >= self._from:
             if self._kind == "branch":
                 self._wait_for_next(frame, lambda frame, line: self._follow(frame, line, occurrence))
+            elif self._kind == "generator":
+                self._share_generators(frame, occurrence)
             elif self._is_after:
                 self._wait_for_next(frame, lambda frame, _: self._share(frame, occurrence))
             else:
@@ -146,10 +148,7 @@ class Experiment:
     def _share(self, frame: FrameType, occurrence: int) -> int:
         """Publish the value of the reference rank, or set the published value on another rank."""
         try:
-            if self._kind == "generator":
-                self._share_generators(occurrence)
-            else:
-                self._share_value(frame, occurrence)
+            self._share_value(frame, occurrence)
         except Refusal as error:
             self._refuse(occurrence, error)
         return 0
@@ -186,15 +185,40 @@ class Experiment:
             holder.write(value)
         return 0
 
-    def _share_generators(self, occurrence: int) -> None:
-        states = generator_states(_GENERATORS)
-        if self._rank == self._reference:
-            self._publish(occurrence, states)
-            return
-        wanted = self._receive(occurrence)
+    def _share_generators(self, frame: FrameType, occurrence: int) -> None:
+        """Share the generators' states before a statement that draws, or after a statement that seeds them.
+
+        Only generators that the statement itself uses count as changed, because any other generator makes no difference
+        to it.
+        """
+        before = generator_states(_GENERATORS)
+        shared = {} if self._is_after else self._shared_states(before, occurrence)
+        now = generator_states(_GENERATORS)
+
+        def finish(_frame: FrameType, _line: int) -> int:
+            after = generator_states(_GENERATORS)
+            used = {name: state for name, state in after.items() if now.get(name) != state}
+            changed = self._shared_states(used, occurrence) if self._is_after else shared
+            names = sorted(set(changed) & set(used))
+            if self._rank != self._reference and self._is_on:
+                self._log.note("changed" if names else "equal", occurrence, "", None, ",".join(names) or None)
+            return 0
+
+        self._wait_for_next(frame, finish)
+
+    def _shared_states(self, states: dict[str, Any], occurrence: int) -> dict[str, Any]:
+        """Publish the states of generators, or set the published ones. Return the states that this has changed."""
+        try:
+            if self._rank == self._reference:
+                self._publish(occurrence, states)
+                return {}
+            wanted = self._receive(occurrence)
+        except Refusal as error:
+            self._refuse(occurrence, error)
+            return {}
         changed = {name: state for name, state in wanted.items() if name in states and states[name] != state}
         set_generator_states(changed)
-        self._log.note("changed" if changed else "equal", occurrence, "", None, ",".join(sorted(changed)) or None)
+        return changed
 
     def _undo(self, frame: FrameType, place: tuple[str, int], occurrence: int) -> None:
         """Restore a value when the statement that made the extra call is done."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -21,7 +22,12 @@ from nsa_harness.core.recording.explanation import (
 from nsa_harness.core.recording.source_statements import LOOPS, Path, Statement, path_of, statement_at
 from nsa_harness.core.report import Place
 
-MAX_CANDIDATES = 3
+MAX_OF_ORIGIN = 3  # experiments that test an origin
+_GENERATOR = "generator:"  # prefix of the name of a candidate whose value is the state of a random generator
+# Parts of the names of functions that draw from a random generator.
+_DRAWING = re.compile(
+    r"rand|shuffle|sample|choice|normal|uniform|permutation|multinomial|bernoulli|dropout|rng|generator|gauss|beta"
+)
 
 
 def plan_experiments(explanation: Explanation, sources: Mapping[str, str]) -> tuple[PlannedExperiment, ...]:
@@ -30,17 +36,17 @@ def plan_experiments(explanation: Explanation, sources: Mapping[str, str]) -> tu
     `sources` has the text of each source file by absolute path. Experiments that test an origin come before those that
     only test the decision.
     """
-    division = explanation.division
-    found: list[PlannedExperiment] = []
-    for index, candidate in enumerate(explanation.candidates[:MAX_CANDIDATES]):
-        if candidate.place.file is not None and candidate.place.line is not None:
-            found += _for_candidate(index, candidate, division, sources)
-    if division is not None and division.place.file is not None and division.place.line is not None:
-        found += _for_decision(division, sources)
-    order = list(ExperimentKind)
-    found.sort(key=lambda planned: (not planned.proves_origin, order.index(planned.kind)))
+    division, order = explanation.division, list(ExperimentKind)
+    origins = [
+        planned
+        for index, candidate in enumerate(explanation.candidates)
+        if candidate.place.file is not None and candidate.place.line is not None
+        for planned in _for_candidate(index, candidate, division, sources)
+    ]
+    origins = sorted(origins, key=lambda planned: order.index(planned.kind))[:MAX_OF_ORIGIN]
+    decisions = [] if division is None or division.place.file is None else _for_decision(division, sources)
     unique: dict[str, PlannedExperiment] = {}
-    for planned in found:
+    for planned in (*origins, *decisions):
         unique.setdefault(json.dumps(planned.instruction), planned)
     return tuple(unique.values())
 
@@ -50,20 +56,22 @@ def _for_candidate(
 ) -> Iterator[PlannedExperiment]:
     """Yield the experiments that test whether a candidate is the origin."""
     statement = statement_at(candidate.place, sources)
-    reference, ranks = _reference(candidate.values, _involved_ranks(candidate, division))
-    path = path_of(candidate.name) if candidate.name else ()
+    values = [value for value in candidate.values if value.name == candidate.name]
+    reference, ranks = _reference(values, _involved_ranks(candidate, division))
     plan = partial(_planned, index, candidate.place, reference=reference, ranks=ranks)
     undo = partial(_planned, index, candidate.place, ExperimentKind.UNDO_LEAK, caller=candidate.caller)
-    if candidate.kind is OriginKind.LEAK and path:
-        yield undo(name=candidate.name, ranks=() if candidate.caller else candidate.ranks)
-        return
-    if candidate.kind is OriginKind.RANDOM and candidate.caller is not None:
-        yield undo()
-    elif candidate.kind is OriginKind.RANDOM:
-        yield plan(ExperimentKind.SHARE_GENERATOR, is_after=statement is not None and _seeds(statement.node))
+    path, generator = path_of(candidate.name), candidate.name.startswith(_GENERATOR)
+    if candidate.kind is OriginKind.LEAK:
+        if path or generator:
+            yield undo(name=candidate.name)
+    elif candidate.kind is OriginKind.RANDOM and candidate.caller is not None:
+        yield undo(name=candidate.name if generator else "")
+    elif candidate.kind is OriginKind.RANDOM and (generator or _uses_generator(statement)):
+        name = candidate.name if generator else ""
+        yield plan(ExperimentKind.SHARE_GENERATOR, name=name, is_after=_seeds(statement))
     elif candidate.kind is OriginKind.HASH_ORDER:
         yield replace(plan(ExperimentKind.FIX_HASH_SEED), env=(("PYTHONHASHSEED", "0"),))
-    if path and _can_be_shared(candidate, path):
+    if path and candidate.kind not in _NOT_VALUES and not any(_is_rank_number(value, path) for value in values):
         is_after = statement is not None and statement.assigns(candidate.name)
         is_temporary = not is_after and _only_decides(statement)
         yield plan(ExperimentKind.SET_VALUE, name=candidate.name, is_after=is_after, is_temporary=is_temporary)
@@ -78,12 +86,9 @@ def _for_decision(division: Division, sources: Mapping[str, str]) -> Iterator[Pl
         path = path_of(value.name)
         if path and len({text for _, text in value.values}) > 1 and not _is_rank_number(value, path):
             reference, others = _reference((value,), ranks)
+            is_temporary = _only_decides(statement)
             yield plan(
-                ExperimentKind.SET_VALUE,
-                name=value.name,
-                reference=reference,
-                ranks=others,
-                is_temporary=_only_decides(statement),
+                ExperimentKind.SET_VALUE, name=value.name, reference=reference, ranks=others, is_temporary=is_temporary
             )
             break
     way = _way_to_force(division, statement)
@@ -117,8 +122,8 @@ def _planned(
 ) -> PlannedExperiment:
     """Return an experiment with the instruction that the ranks get.
 
-    `reference` is the rank whose value the other `ranks` get. UNDO_LEAK without ranks applies to every rank that
-    executes `caller`. `is_after`: the change is made after the statement. `is_temporary`: it applies only to this
+    `reference` is the rank whose value the other `ranks` get. UNDO_LEAK applies to every rank that executes
+    `caller`. `is_after`: the change is made after the statement. `is_temporary`: it applies only to this
     statement, so a loss keeps its graph.
     """
     caller = caller or place
@@ -129,7 +134,7 @@ def _planned(
         "from": occurrence,
         "reference": reference,
         "ranks": list(ranks),
-        "path": [list(step) for step in path_of(name)] if name else [],
+        "path": [list(step) for step in path_of(name)],
         "after": is_after,
         "temporary": is_temporary,
         "caller": [caller.file, caller.line],
@@ -138,7 +143,7 @@ def _planned(
         kind=kind,
         candidate=candidate,
         place=place,
-        name=name,
+        name=name.removeprefix(_GENERATOR),
         occurrence=occurrence,
         proves_origin=proves_origin,
         instruction=instruction,
@@ -184,22 +189,25 @@ def _reference(values: Sequence[RankValues], ranks: tuple[int, ...]) -> tuple[in
 _NOT_VALUES = (OriginKind.EXCEPTION, OriginKind.CALL, OriginKind.HASH_ORDER, OriginKind.LEAK)
 
 
-def _can_be_shared(candidate: Candidate, path: Path) -> bool:
-    """Return whether it makes sense to give all ranks the same value of the candidate's name."""
-    if candidate.kind in _NOT_VALUES:
-        return False
-    return not any(_is_rank_number(value, path) for value in candidate.values if value.name == candidate.name)
-
-
 def _is_rank_number(value: RankValues, path: Path) -> bool:
     """Return whether a value is the number of the rank, without which the ranks cannot work."""
     is_named_rank = str(path[-1][1]).lower() in ("rank", "local_rank", "global_rank", "world_rank", "is_main")
     return is_named_rank or (len(value.values) > 1 and all(text == str(rank) for rank, text in value.values))
 
 
-def _seeds(node: ast.stmt) -> bool:
-    calls = (call.func for call in ast.walk(node) if isinstance(call, ast.Call))
-    return any("seed" in ast.unparse(function).rpartition(".")[2] for function in calls)
+def _seeds(statement: Statement | None) -> bool:
+    return any("seed" in name for name in _called_names(statement))
+
+
+def _uses_generator(statement: Statement | None) -> bool:
+    return statement is None or any("seed" in name or _DRAWING.search(name) for name in _called_names(statement))
+
+
+def _called_names(statement: Statement | None) -> Iterator[str]:
+    """Yield the names of the functions and methods that a statement itself calls."""
+    for node in ast.walk(statement.node) if statement is not None else ():
+        if isinstance(node, ast.Call) and node.lineno <= (statement.header_end if statement else 0):
+            yield ast.unparse(node.func).rpartition(".")[2].lower()
 
 
 def _only_decides(statement: Statement | None) -> bool:
