@@ -161,6 +161,21 @@ def test_a_forced_branch_leaves_a_loop_and_never_enters_or_continues_it() -> Non
     assert planned(parts_at=division(ways=(((0, 1, 2), at(BREAK)),))) == []
 
 
+def test_a_value_computed_from_the_origin_proves_only_the_decision() -> None:
+    chain = ((at(SEED), "limit"), (at(LOSS), "loss"), (at(CHECK), ""))
+    found = planned(
+        candidate(LOSS, OriginKind.MISSING_REDUCTION, "loss", "1", "2", "2"),
+        candidate(SEED, OriginKind.ENVIRONMENT, "limit", "3", "4", "4", chain=chain),
+    )
+    assert [(one.name, one.proves_origin) for one in found] == [("limit", True), ("loss", False)]
+    inputs = (values("loss", "1", "2", "2"), values("x", "3", "4", "4"), values("rank", "0", "1", "2"))
+    for kind, proves in ((OriginKind.UNKNOWN, False), (OriginKind.MISSING_REDUCTION, True)):
+        (one,) = planned(Candidate(place=at(LOSS), kind=kind, ranks=(0,), name="loss", values=inputs))
+        assert one.proves_origin is proves
+        (one,) = planned(Candidate(place=at(LOSS), kind=kind, ranks=(0,), name="loss", values=inputs[::2]))
+        assert one.proves_origin
+
+
 def test_names_that_no_statement_can_set_are_left_out() -> None:
     assert planned(candidate(LOOP, OriginKind.LENGTH, "len(loader)", "17", "18", "18")) == []
 
@@ -218,7 +233,6 @@ def test_equal_values_and_a_forced_branch_at_the_division_prove_only_the_decisio
 
 def test_an_effect_that_does_not_get_the_ranks_past_the_point_is_no_origin() -> None:
     assert judged([CHANGED]) is ExperimentResult.FAILED
-    assert judged([EQUAL]) is ExperimentResult.FAILED
 
 
 def test_two_causes_are_told_apart() -> None:
@@ -239,6 +253,7 @@ def test_a_run_that_passes_although_nothing_was_changed_is_a_race() -> None:
 def test_a_change_that_was_not_made_shows_nothing() -> None:
     assert judged([]) is ExperimentResult.NOT_MADE
     assert judged([event(EventKind.REFUSED, reason="property")]) is ExperimentResult.NOT_MADE
+    assert judged([EQUAL]) is ExperimentResult.NOT_MADE
     assert judged([EQUAL, REFUSED]) is ExperimentResult.NOT_MADE
 
 

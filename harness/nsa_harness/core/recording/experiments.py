@@ -43,12 +43,46 @@ def plan_experiments(explanation: Explanation, sources: Mapping[str, str]) -> tu
         if candidate.place.file is not None and candidate.place.line is not None
         for planned in _for_candidate(index, candidate, division, sources)
     ]
-    origins = sorted(origins, key=lambda planned: order.index(planned.kind))[:MAX_OF_ORIGIN]
+    origins = [_without_downstream_proof(planned, origins, explanation.candidates) for planned in origins]
+    origins.sort(key=lambda planned: (not planned.proves_origin, order.index(planned.kind)))
+    origins = origins[:MAX_OF_ORIGIN]
     decisions = [] if division is None or division.place.file is None else _for_decision(division, sources)
     unique: dict[str, PlannedExperiment] = {}
     for planned in (*origins, *decisions):
         unique.setdefault(json.dumps(planned.instruction), planned)
     return tuple(unique.values())
+
+
+def _without_downstream_proof(
+    planned: PlannedExperiment, others: Sequence[PlannedExperiment], candidates: Sequence[Candidate]
+) -> PlannedExperiment:
+    """Return the experiment with `proves_origin` only if its candidate can be the origin.
+
+    Equal values of a variable that is computed from the origin also let the ranks go on. They prove nothing about the
+    variable's own statement.
+    """
+    candidate = candidates[planned.candidate]
+    tested = (candidates[other.candidate] for other in others if other.candidate != planned.candidate)
+    is_downstream = any(
+        (place.file, place.line) == (candidate.place.file, candidate.place.line)
+        for other in tested
+        for place, _ in other.chain[1:]
+    )
+    if planned.kind is ExperimentKind.SET_VALUE and (is_downstream or _has_other_inputs(candidate)):
+        return replace(planned, proves_origin=False)
+    return planned
+
+
+def _has_other_inputs(candidate: Candidate) -> bool:
+    """Return whether other values that differ come into the candidate's statement, besides the rank's number."""
+    if candidate.kind is OriginKind.MISSING_REDUCTION:
+        return False
+    return any(
+        value.name != candidate.name
+        and len({text for _, text in value.values}) > 1
+        and not _is_rank_number(value, path_of(value.name))
+        for value in candidate.values
+    )
 
 
 def _for_candidate(
@@ -191,7 +225,13 @@ _NOT_VALUES = (OriginKind.EXCEPTION, OriginKind.CALL, OriginKind.HASH_ORDER, Ori
 
 def _is_rank_number(value: RankValues, path: Path) -> bool:
     """Return whether a value is the number of the rank, without which the ranks cannot work."""
-    is_named_rank = str(path[-1][1]).lower() in ("rank", "local_rank", "global_rank", "world_rank", "is_main")
+    is_named_rank = bool(path) and str(path[-1][1]).lower() in (
+        "rank",
+        "local_rank",
+        "global_rank",
+        "world_rank",
+        "is_main",
+    )
     return is_named_rank or (len(value.values) > 1 and all(text == str(rank) for rank, text in value.values))
 
 

@@ -141,9 +141,8 @@ def _failure(
     kinds = {event.kind for event in events}
     is_same = new_explanation is not None and is_same_stop(explanation, new_explanation)
     if EventKind.CHANGED not in kinds:
-        if EventKind.REFUSED in kinds or EventKind.EQUAL not in kinds:
-            return ExperimentResult.NOT_MADE
-        return ExperimentResult.FAILED if is_same else ExperimentResult.RACE
+        is_race = EventKind.EQUAL in kinds and EventKind.REFUSED not in kinds and not is_same
+        return ExperimentResult.RACE if is_race else ExperimentResult.NOT_MADE
     is_past_once = bool(progress) and all(steps >= 1 for steps in progress.values())
     if is_same:
         return ExperimentResult.INCONCLUSIVE if is_past_once else ExperimentResult.FAILED
