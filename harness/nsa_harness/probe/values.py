@@ -40,7 +40,23 @@ _module_namespace: Callable[[Any], Any] = vars(types.ModuleType)["__dict__"].__g
 _exception_arguments: Callable[[BaseException], tuple[Any, ...]] = vars(BaseException)["args"].__get__
 _FROM_C = (types.GetSetDescriptorType, types.MemberDescriptorType)
 _FIELD = type(collections.namedtuple("_Field", "x").x)  # type: ignore[attr-defined]
-_PLAIN_LOOKUPS = (vars(object)["__getattribute__"], vars(types.ModuleType)["__getattribute__"])
+_PLAIN_LOOKUPS = tuple(
+    vars(kind)["__getattribute__"]
+    for kind in (
+        object,
+        tuple,
+        list,
+        dict,
+        set,
+        int,
+        float,
+        str,
+        BaseException,
+        types.ModuleType,
+        types.SimpleNamespace,
+    )
+    if "__getattribute__" in vars(kind)
+)
 _CODE_TYPES = (
     types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType, types.MethodDescriptorType,
     types.WrapperDescriptorType, types.MethodWrapperType, types.ClassMethodDescriptorType, functools.partial,
