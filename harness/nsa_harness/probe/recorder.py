@@ -12,13 +12,13 @@ import os
 import sys
 import threading
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from .. import protocol
 from . import values
 from .patches import TroubleLog
-from .places import is_own
+from .places import STANDARD_LIBRARY, is_own
 from .record_file import RecordFile
 from .recorder_calls import Arguments, operation_of
 from .recorder_statements import SOURCE_LIMIT, Statement, statements_of
@@ -30,8 +30,8 @@ CHECKED_CALLS = 50  # executions of a call after which it is known whether it dr
 MESSAGE_LIMIT = 300  # characters of the message of an exception
 _NESTED = ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>", "<lambda>")
 _CONTROL_FLOW = (StopIteration, StopAsyncIteration, GeneratorExit)
-_SHOWS_LOCALS = ("locals", "vars")
 _HAS_OWN_VARIABLES = 1  # CO_OPTIMIZED
+_KEEPS_VARIABLES = sys.version_info[:2] == (3, 12)  # where frame.f_locals is a dictionary that the frame keeps
 
 
 class ThreadState(threading.local):
@@ -49,24 +49,24 @@ class SourceFile:
 
     def __init__(self, path: str, name: str) -> None:
         self.path = os.path.abspath(path)
-        self._statements: dict[int, Statement] = {}
+        self.statements: dict[int, Statement] = {}
         try:
             with open(name, "rb") as file:
-                self._statements = statements_of(file.read(SOURCE_LIMIT + 1))
+                self.statements = statements_of(file.read(SOURCE_LIMIT + 1))
         except (OSError, SyntaxError, ValueError, RecursionError):
             pass
 
     def statement(self, line: int) -> Statement:
-        found = self._statements.get(line)
+        found = self.statements.get(line)
         if found is None:
-            found = self._statements[line] = Statement(line)
+            found = self.statements[line] = Statement(line)
         return found
 
 
 class OwnCode:
     """A function of the program, or the top level of a module."""
 
-    __slots__ = ("arguments", "code", "file", "key", "numbers", "opcodes", "shows_locals")
+    __slots__ = ("arguments", "code", "count", "file", "key", "numbers", "opcodes", "shows_locals", "statements")
 
     def __init__(self, code: Any, file: SourceFile) -> None:
         self.code = code
@@ -76,8 +76,11 @@ class OwnCode:
         self.key = (file.path, code.co_qualname)
         self.numbers: tuple[int, int] = (-1, 0)  # the epoch of the file, and the number of this code there
         self.opcodes = code.co_code
-        has_own_variables = bool(code.co_flags & _HAS_OWN_VARIABLES)
-        self.shows_locals = has_own_variables and any(name in code.co_names for name in _SHOWS_LOCALS)
+        self.count = 0  # calls so far
+        self.statements = file.statements
+        # A debugger that reads the variables of such a function changes the dictionary that the program got.
+        lines = {line for _, _, line in code.co_lines() if line} if code.co_flags & _HAS_OWN_VARIABLES else set()
+        self.shows_locals = any(self.statements[line].shows_locals for line in lines if line in self.statements)
 
 
 class Activation:
@@ -124,6 +127,7 @@ class Recorder:
         self.experiment: Any = None
         self.with_values = with_values
         self.is_on = True
+        self.stop_events: Callable[[], object] = int  # stops the events of this thread
         self.epoch = 1  # increases in each forked child
         self.threads = ThreadState()
         self._directory = directory
@@ -158,16 +162,24 @@ class Recorder:
 
     # Events.
 
-    def begin(self, code: OwnCode, frame: Any) -> Activation:
-        """Record that a function of the program begins."""
+    def begin(self, code: OwnCode, frame: Any) -> Activation | None:
+        """Record that a function of the program begins. Return None if it was called too often."""
         thread = self._thread()
         stack = thread.stack
-        activation = Activation(code, thread, self.epoch, self._next_number(), id(frame))
         file = self._open()
+        code.count += 1
+        if code.count > EXECUTIONS_LIMIT:
+            if stack:
+                self._truncate(stack[-1], file)
+            return None
+        activation = Activation(code, thread, self.epoch, self._next_number(), id(frame))
         epoch, number = code.numbers
         if epoch != self.epoch:
             number = self._add_code(code, file)
-        arguments = self._values(code.arguments, frame) if self.with_values and not file.is_nearly_full else []
+        has_values = activation.has_values = (
+            self.with_values and code.count <= VALUES_LIMIT and not file.is_nearly_full and self._is_readable(code)
+        )
+        arguments = self._values(code.arguments, frame) if has_values else []
         parent = stack[-1].order if stack else 0
         file.write(protocol.RECORD_ENTER, [activation.number, number, thread.number, parent, *arguments])
         stack.append(activation)
@@ -184,54 +196,59 @@ class Recorder:
 
     def execute(self, activation: Activation, frame: Any, line: int) -> None:
         """Record that a line of an activation is executed. Most lines begin a statement."""
-        statement = activation.code.file.statement(line)
+        code = activation.code
+        statement = code.statements.get(line) or code.file.statement(line)
         at = frame.f_lasti
-        if statement is activation.statement and at > activation.start:
+        current = activation.statement
+        if statement is current and at > activation.start:
             return  # another line of the statement, such as an argument of a call
-        file = self._open()
-        if activation.statement is not None:
-            self._finish(activation, frame, file)
+        file = self._file or self._open()
+        if current is not None and activation.has_values:
+            self._finish(activation, current, frame, file)
         activation.statement, activation.start = statement, at
         statement.count += 1
         if self.experiment is not None:
-            new_line = self.experiment.before(frame, activation.code.key, statement.line, statement.count)
+            new_line = self.experiment.before(frame, code.key, statement.line, statement.count)
             if new_line:  # the frame continues there, and Python does not report this line
-                statement = activation.code.file.statement(new_line)
-                activation.statement, activation.start = statement, frame.f_lasti
+                statement = activation.statement = code.file.statement(new_line)
+                activation.start = frame.f_lasti
                 statement.count += 1
         if activation.error and not statement.is_cleanup:
             self._handled(activation, file)
-        if statement.count > VALUES_LIMIT:
+        count = statement.count
+        if count > VALUES_LIMIT:
             activation.has_values = False
-            if statement.count > EXECUTIONS_LIMIT:
-                if not activation.is_truncated:
-                    activation.is_truncated = True
-                    file.write(protocol.RECORD_TRUNCATED, [activation.number])
+            if count > EXECUTIONS_LIMIT:
+                statement.is_capped = self.experiment is None
+                self._truncate(activation, file)
                 return
             order = activation.order = self._next_order()
-            file.write(protocol.RECORD_EXECUTE, [activation.number, order, statement.line, 0])
+            file.write(protocol.RECORD_EXECUTE, (activation.number, order, statement.line, 0))
             return
-        has_values = activation.has_values = self.with_values and not file.is_nearly_full
+        has_values = activation.has_values = self.with_values and not file.is_nearly_full and self._is_readable(code)
         order = activation.order = self._next_order()
-        reads = self._values(statement.reads, frame) if has_values and statement.reads else []
-        file.write(protocol.RECORD_EXECUTE, [activation.number, order, statement.line, has_values, *reads])
-        if statement.count == 1:
+        numbers = [activation.number, order, statement.line, has_values]
+        if has_values and statement.reads:
+            numbers += self._values(statement.reads, frame)
+        file.write(protocol.RECORD_EXECUTE, numbers)
+        if count == 1:
             file.count_progress()
-        if statement.calls and (statement.draws or statement.can_draw or statement.count <= CHECKED_CALLS):
+        if statement.calls and has_values and (statement.draws or statement.can_draw or count <= CHECKED_CALLS):
             activation.draws = generator_states(statement.can_draw or statement.draws)
 
     def end(self, activation: Activation, frame: Any, *, has_returned: bool, result: Any = None) -> None:
         """Record that an activation returned or that an exception left it."""
         file = self._open()
-        if activation.statement is not None:
-            self._finish(activation, frame, file)
+        if activation.statement is not None and activation.has_values:
+            self._finish(activation, activation.statement, frame, file)
         if self.experiment is not None:
             self.experiment.ended(frame)
         if activation.error and has_returned:
             self._handled(activation, file)
         kind = text = identity = 0
         if has_returned:
-            name, shown, identity = values.read(result) if self.with_values else ("", "", 0)
+            is_read = self.with_values and activation.code.count <= VALUES_LIMIT and not file.is_nearly_full
+            name, shown, identity = values.read(result) if is_read else ("", "", 0)
             kind, text = file.string(name), file.string(shown)
         file.write(protocol.RECORD_LEAVE, [activation.number, has_returned, kind, text, identity])
         self._pop(activation)
@@ -290,15 +307,17 @@ class Recorder:
                     path = os.path.join(self._directory, protocol.RECORDING.format(pid=os.getpid()))
                     rank, world_size = rank_from_environment()
                     self._rank_unknown = rank < 0
-                    self._file = RecordFile(path, rank, world_size)
+                    self._file = RecordFile(path, rank, world_size, _size_limit(self._directory))
                     self._file.string("")
         return self._file
 
     def _write_rank(self, file: RecordFile) -> None:
-        c10d = sys.modules.get("torch.distributed.distributed_c10d")
-        if c10d is not None and c10d.is_initialized():
+        self._rank_unknown = False
+        try:
+            c10d: Any = sys.modules["torch.distributed.distributed_c10d"]
             file.write_identity(int(c10d.get_rank()), int(c10d.get_world_size()))
-            self._rank_unknown = False
+        except Exception as error:
+            self.trouble.note(PIECE, error)
 
     def _add_code(self, code: OwnCode, file: RecordFile) -> int:
         number = self._next_number()
@@ -311,18 +330,26 @@ class Recorder:
         """Return four numbers for each value, as in RECORD_EXECUTE."""
         local, shared = values.frame_variables(frame)
         numbers: list[int] = []
-        string, read = self._open().string, values.read
+        string, read, missing = self._open().string, values.read_data, values.MISSING
         for path in paths:
-            found = path.find(local, shared)
-            if found is not values.MISSING and not values.is_code(found):
-                kind, text, identity = read(found)
-                numbers += (string(path.name), string(kind), string(text), identity)
+            found = path.find(local, shared) if path.steps else local.get(path.root, missing)
+            if found is missing and not path.steps:
+                found = shared.get(path.root, missing)
+            if found is not missing:
+                value = read(found)
+                if value is not None:
+                    numbers += (string(path.name), string(value[0]), string(value[1]), value[2])
+        if _KEEPS_VARIABLES and frame.f_code.co_flags & _HAS_OWN_VARIABLES:
+            local.clear()  # only a copy, which would keep the values alive until the function ends
         return numbers
 
-    def _finish(self, activation: Activation, frame: Any, file: RecordFile) -> None:
+    def _is_readable(self, code: OwnCode) -> bool:
+        """Return whether reading the variables of a function changes nothing that the program can see."""
+        return not (_KEEPS_VARIABLES and code.shows_locals)
+
+    def _finish(self, activation: Activation, statement: Statement, frame: Any, file: RecordFile) -> None:
         """Record what the last statement of an activation assigned and drew, unless an exception ended it."""
-        statement = activation.statement
-        if statement is None or not activation.has_values or activation.error_order == activation.order:
+        if activation.error_order == activation.order:
             activation.draws = None
             return
         if statement.writes:
@@ -339,6 +366,11 @@ class Recorder:
                     strings = [file.string(text) for text in (name, old, new)]
                     file.write(protocol.RECORD_DRAW, [activation.order, *strings])
 
+    def _truncate(self, activation: Activation, file: RecordFile) -> None:
+        if not activation.is_truncated:
+            activation.is_truncated = True
+            file.write(protocol.RECORD_TRUNCATED, [activation.number])
+
     def _handled(self, activation: Activation, file: RecordFile) -> None:
         file.write(protocol.RECORD_HANDLED, [activation.error_order])
         activation.error = 0
@@ -353,9 +385,20 @@ class Recorder:
     # Failures and forks.
 
     def fail(self, error: BaseException) -> None:
-        """Stop recording after a mistake of the recorder. The program continues."""
+        """Stop recording after a mistake of the recorder. The program continues.
+
+        An exception that a signal handler of the program raised belongs to the program, so it is raised again.
+        """
+        trace = error.__traceback__
+        while trace is not None and trace.tb_next is not None:
+            trace = trace.tb_next
+        file = "" if trace is None else trace.tb_frame.f_code.co_filename
+        if not file.startswith((*self._foreign, STANDARD_LIBRARY)):
+            self.note("a signal handler raised an exception; what followed may be missing")
+            raise error
         self.is_on = False
         self.trouble.note(PIECE, error)
+        self.stop_events()
 
     def note(self, reason: str) -> None:
         """Record that a part of the recording is missing, in the recording and in the trouble file."""
@@ -369,6 +412,14 @@ class Recorder:
         self._file = None
         self._arguments = Arguments()
         self.epoch += 1
+
+
+def _size_limit(directory: str) -> int:
+    """Return the most bytes of one recording. All recordings together must leave three quarters of the disk free."""
+    space = os.statvfs(directory)
+    processes = os.environ.get("LOCAL_WORLD_SIZE", "1")
+    share = space.f_bavail * space.f_frsize // (4 * max(1, int(processes) if processes.isdecimal() else 1))
+    return max(1 << 16, min(protocol.RECORDING_LIMIT, share))
 
 
 def rank_from_environment() -> tuple[int, int]:

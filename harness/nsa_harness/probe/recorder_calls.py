@@ -80,7 +80,7 @@ class Arguments:
                     peer = partner
                 tag = _integer(local.get("tag"))
             shape, kind = _payload(local)
-        except (AttributeError, LookupError, RuntimeError, TypeError, ValueError):
+        except Exception:  # what is known so far is recorded
             pass
         ranks = ranks[:RANKS_LIMIT]
         return [string(operation), root, peer, tag, string(kind), len(ranks), *ranks, *shape]

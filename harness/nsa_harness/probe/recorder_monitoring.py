@@ -9,6 +9,7 @@ from . import values
 from .recorder import Activation, Call, OwnCode, Recorder
 
 TOOLS = (5, 3, 4, 2)  # tool numbers of sys.monitoring to try; 0 and 1 belong to debuggers and coverage tools
+NAME = "nsa-harness recorder"
 _CODES_LIMIT = 65536
 
 
@@ -33,10 +34,10 @@ class Monitor:
         if sys.gettrace() is not None:
             raise RuntimeError("another tool, such as a debugger or coverage, uses sys.settrace")
         self._tool = tool
-        monitoring.use_tool_id(tool, "nsa-harness recorder")
+        monitoring.use_tool_id(tool, NAME)
         self._own_events = events.LINE | events.PY_RETURN | events.PY_YIELD | events.PY_RESUME
         self._call_events = events.PY_RETURN | events.PY_YIELD
-        for event, callback in (
+        callbacks = (
             (events.PY_START, self._on_start),
             (events.PY_RESUME, self._on_resume),
             (events.PY_THROW, self._on_throw),
@@ -45,7 +46,10 @@ class Monitor:
             (events.PY_YIELD, self._on_yield),
             (events.PY_UNWIND, self._on_unwind),
             (events.RAISE, self._on_raise),
-        ):
+        )
+        self._events = [event for event, _ in callbacks]
+        self.recorder.stop_events = self._stop
+        for event, callback in callbacks:
             monitoring.register_callback(tool, event, callback)
         # The last three cannot be limited to some code.
         monitoring.set_events(tool, events.PY_START | events.PY_THROW | events.PY_UNWIND | events.RAISE)
@@ -61,7 +65,7 @@ class Monitor:
             else:
                 self.recorder.begin(kind, frame)  # type: ignore[arg-type]
         except Exception as error:
-            self._fail(error)
+            self.recorder.fail(error)
         return None
 
     def _on_line(self, code: Any, line: int) -> Any:
@@ -70,8 +74,11 @@ class Monitor:
             activation = self._current(code, frame)
             if activation is not None:
                 self.recorder.execute(activation, frame, line)
+                statement = activation.statement
+                if statement is not None and statement.is_capped and statement.line == line:
+                    return self._monitoring.DISABLE
         except Exception as error:
-            self._fail(error)
+            self.recorder.fail(error)
         return None
 
     def _on_return(self, code: Any, _offset: int, result: Any) -> None:
@@ -92,7 +99,7 @@ class Monitor:
             if activation is not None:
                 self.recorder.end(activation, frame, has_returned=error is None, result=result)
         except Exception as failure:
-            self._fail(failure)
+            self.recorder.fail(failure)
 
     def _on_yield(self, code: Any, _offset: int, _result: Any) -> None:
         try:
@@ -108,20 +115,20 @@ class Monitor:
                 self._suspended[id(frame)] = activation
                 self.recorder.suspend(activation)
         except Exception as error:
-            self._fail(error)
+            self.recorder.fail(error)
 
     def _on_resume(self, code: Any, _offset: int) -> None:
         try:
             self._resume(code, sys._getframe(1))
         except Exception as error:
-            self._fail(error)
+            self.recorder.fail(error)
 
     def _on_throw(self, code: Any, _offset: int, _error: BaseException) -> None:
         try:
             if id(code) in self._codes:
                 self._resume(code, sys._getframe(1))
         except Exception as error:
-            self._fail(error)
+            self.recorder.fail(error)
 
     def _resume(self, code: Any, frame: Any) -> None:
         activation = self._suspended.pop(id(frame), None)
@@ -136,7 +143,7 @@ class Monitor:
                 if activation is not None:
                     self.recorder.raised(activation, error)
         except Exception as failure:
-            self._fail(failure)
+            self.recorder.fail(failure)
 
     def _current(self, code: Any, frame: Any) -> Activation | None:
         """Return the activation of a frame. Activations above it have ended without an event and are dropped."""
@@ -171,7 +178,10 @@ class Monitor:
             entry = self._codes[id(code)] = (code, kind)
         return entry[1]
 
-    def _fail(self, error: BaseException) -> None:
-        self.recorder.fail(error)
-        self._monitoring.set_events(self._tool, 0)
-        self._monitoring.free_tool_id(self._tool)
+    def _stop(self) -> None:
+        monitoring = self._monitoring
+        if monitoring.get_tool(self._tool) == NAME:
+            monitoring.set_events(self._tool, 0)
+            for event in self._events:
+                monitoring.register_callback(self._tool, event, None)
+            monitoring.free_tool_id(self._tool)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
 import opcode
 import sys
 import threading
+from importlib.machinery import PathFinder
 from typing import Any
 
 from . import values
 from .patches import patch
+from .places import is_installed
 from .recorder import PIECE, Activation, Call, OwnCode, Recorder
 
 _RETURN = opcode.opmap["RETURN_VALUE"]
@@ -23,48 +26,63 @@ class Tracer:
         self.recorder = recorder
         # id of a code object -> the code, which keeps the id valid, and what `Recorder.classify` returned.
         self._codes: dict[int, tuple[Any, OwnCode | str | None]] = {}
-        self._is_starting = False
 
     def start(self) -> None:
         """Start tracing. Raise RuntimeError if another tool already uses sys.settrace."""
         if sys.gettrace() is not None or getattr(threading, "_trace_hook", None) is not None:
             raise RuntimeError("another tool, such as a debugger or coverage, uses sys.settrace")
-        threading.settrace(self.on_call)
-        sys.settrace(self.on_call)
+        trace = self._trace_function()
         for module in (sys, threading):
             patch(module, "settrace", PIECE, self.recorder.trouble, before=self._on_other_tool)
+        set_trace = sys.settrace.__wrapped__  # type: ignore[attr-defined]
+        self.recorder.stop_events = lambda: set_trace(None)
+        threading.settrace.__wrapped__(trace)  # type: ignore[attr-defined]
+        set_trace(trace)
 
-    def _on_other_tool(self, _arguments: Any, _options: Any) -> None:
+    def _on_other_tool(self, arguments: Any, _options: Any) -> None:
         caller = sys._getframe(2).f_code.co_filename
-        if not caller.endswith("threading.py"):
-            self.recorder.note(f"the program called sys.settrace in {caller}; what follows may be missing")
+        if not caller.endswith("threading.py") and arguments[:1] != (sys.gettrace(),):
+            self.recorder.note("the program itself called sys.settrace; what followed in this thread is missing")
 
-    def on_call(self, frame: Any, event: str, _argument: Any) -> Any:
-        """Return the trace function for a new frame, or None if it is not recorded."""
-        code = frame.f_code
-        entry = self._codes.get(id(code))
-        if entry is None:
-            entry = self._add(code)
-        kind = entry[1]
-        if kind is None or event != "call":
-            return None
+    def _trace_function(self) -> Any:
+        """Return the trace function for new frames. It returns None for a frame that is not recorded."""
+        find, begin = self._codes.get, self._begin
+
+        def on_call(frame: Any, event: str, _argument: Any) -> Any:
+            entry = find(id(frame.f_code))
+            return None if entry is not None and entry[1] is None else begin(frame, entry, event)
+
+        return on_call
+
+    def _begin(self, frame: Any, entry: tuple[Any, OwnCode | str | None] | None, event: str) -> Any:
         recorder = self.recorder
-        if not recorder.is_on:
-            return None
         try:
+            if not recorder.is_on:
+                recorder.stop_events()
+                return None
+            kind = (entry or self._add(frame.f_code))[1]
+            if kind is None or event != "call":
+                return None
             before = frame.f_trace
             if before is not None:
                 return self._resume(before)
             if type(kind) is str:
-                frame.f_trace_lines = False
                 call = recorder.begin_call(kind, frame)
+                frame.f_trace_lines = False
                 return None if call is None else TracedCall(recorder, call).trace
             if kind.shows_locals:  # type: ignore[union-attr]
                 return None
-            return TracedActivation(recorder, recorder.begin(kind, frame)).trace  # type: ignore[arg-type]
+            activation = recorder.begin(kind, frame)  # type: ignore[arg-type]
+            return None if activation is None else TracedActivation(recorder, activation).trace
         except Exception as error:
-            self.recorder.fail(error)
+            recorder.fail(error)
             return None
+
+    def _add(self, code: Any) -> tuple[Any, OwnCode | str | None]:
+        if len(self._codes) >= _CODES_LIMIT:
+            self._codes.clear()
+        entry = self._codes[id(code)] = (code, self.recorder.classify(code))
+        return entry
 
     def _resume(self, before: Any) -> Any:
         traced = getattr(before, "__self__", None)
@@ -72,17 +90,6 @@ class Tracer:
             self.recorder.resume(traced.activation)
             return before
         return None
-
-    def _add(self, code: Any) -> tuple[Any, OwnCode | str | None]:
-        if len(self._codes) >= _CODES_LIMIT:
-            self._codes.clear()
-        kind = None
-        try:
-            kind = self.recorder.classify(code)
-        except Exception as error:
-            self.recorder.fail(error)
-        entry = self._codes[id(code)] = (code, kind)
-        return entry
 
 
 class TracedActivation:
@@ -97,13 +104,22 @@ class TracedActivation:
 
     def trace(self, frame: Any, event: str, argument: Any) -> Any:
         recorder, activation = self.recorder, self.activation
-        if not recorder.is_on or activation.epoch != recorder.epoch:
+        if activation.epoch != recorder.epoch:
             frame.f_trace_lines = False
             return None
         try:
+            if not recorder.is_on:
+                recorder.stop_events()
+                return None
             if event == "line":
+                line = frame.f_lineno
+                statement = activation.code.statements.get(line)
+                if statement is not None and statement.is_capped and activation.statement is statement:
+                    return self.trace
+                if statement is not None and statement.imports and not statement.count:
+                    _import_library(statement.imports)
                 self.is_raising = False
-                recorder.execute(activation, frame, frame.f_lineno)
+                recorder.execute(activation, frame, line)
             elif event == "return":
                 last = activation.code.opcodes[frame.f_lasti]
                 if last == _YIELD and not self.is_raising:
@@ -142,3 +158,20 @@ class TracedCall:
             self.recorder.fail(error)
             return None
         return self.trace
+
+
+def _import_library(name: str) -> None:
+    """Import a library before the program does so.
+
+    Python reports nothing while a trace function runs, and reporting each call during an import of torch takes longer
+    than the import. If the import fails, the statement of the program fails in the same way.
+    """
+    top = name.partition(".")[0]
+    if top in sys.modules:
+        return
+    spec = PathFinder.find_spec(top)
+    if spec is not None and is_installed(spec.origin or ""):
+        try:
+            importlib.import_module(name)
+        except Exception:
+            return

@@ -31,7 +31,7 @@ TYPES_LIMIT = 4096
 NUMBER_BITS = 512
 
 Value = tuple[str, str, int]
-Reader = Callable[[Any, "_Budget"], str]
+Reader = Callable[[Any, "_Budget | None"], str]
 
 _bases: Callable[[type], tuple[type, ...]] = vars(type)["__mro__"].__get__  # T.__mro__ would ask the metaclass
 _namespace: Callable[[type], Any] = vars(type)["__dict__"].__get__
@@ -63,6 +63,9 @@ _CODE_TYPES = (
 )  # fmt: skip
 
 
+_READ_ERRORS = (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError, AttributeError, MemoryError)
+
+
 def read(value: Any) -> Value:
     """Return the type name, the text and the identity of a value.
 
@@ -72,10 +75,25 @@ def read(value: Any) -> Value:
     text = ""
     if reader is not None:
         try:
-            text = reader(value, _Budget())
-        except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError, AttributeError, MemoryError):
+            text = reader(value, None)
+        except _READ_ERRORS:
             text = ""
     return name, text, id(value) if is_mutable else 0
+
+
+def read_data(value: Any) -> Value | None:
+    """Return the same as `read`, or None for a function, a class or a module."""
+    kind = type(value)
+    known = _known_types.get(id(kind))
+    name, reader, is_mutable, is_program, _ = known if known is not None else _known(kind)
+    if is_program:
+        return None
+    if reader is None:
+        return name, "", id(value) if is_mutable else 0
+    try:
+        return name, reader(value, None), id(value) if is_mutable else 0
+    except _READ_ERRORS:
+        return name, "", id(value) if is_mutable else 0
 
 
 def is_code(value: Any) -> bool:
@@ -376,12 +394,12 @@ class _Budget:
         self.depth = 0
 
 
-def _integer(value: int, _: _Budget) -> str:
+def _integer(value: int, _: _Budget | None) -> str:
     bits = value.bit_length()
     return str(value) if bits <= NUMBER_BITS else f"{bits} bits crc {zlib.crc32(hex(value).encode()):08x}"
 
 
-def _string(value: Any, _: _Budget) -> str:
+def _string(value: Any, _: _Budget | None) -> str:
     if len(value) <= TEXT_LIMIT:
         return repr(value)
     part = value[:BYTES_READ]
@@ -389,12 +407,14 @@ def _string(value: Any, _: _Budget) -> str:
     return f"{value[: TEXT_LIMIT // 2]!r}... of {len(value)} crc {zlib.crc32(data):08x}"
 
 
-def _sequence(value: Any, budget: _Budget) -> str:
-    return _contents(value, iter(value), len(value), budget)
+def _sequence(value: Any, budget: _Budget | None) -> str:
+    return _contents(value, iter(value), len(value), budget or _Budget())
 
 
-def _mapping(value: Any, budget: _Budget) -> str:
-    return _contents(value, itertools.chain.from_iterable(dict.items(value)), 2 * dict.__len__(value), budget)
+def _mapping(value: Any, budget: _Budget | None) -> str:
+    return _contents(
+        value, itertools.chain.from_iterable(dict.items(value)), 2 * dict.__len__(value), budget or _Budget()
+    )
 
 
 def _contents(value: Any, items: Iterator[Any], count: int, budget: _Budget) -> str:
@@ -435,15 +455,15 @@ def _item_text(value: Any, budget: _Budget) -> tuple[str, bool]:
     return reader(value, budget), not is_mutable and not is_container
 
 
-def _plain(value: Any, _: _Budget) -> str:
+def _plain(value: Any, _: _Budget | None) -> str:
     return repr(value)
 
 
-def _path(value: Any, budget: _Budget) -> str:
+def _path(value: Any, budget: _Budget | None) -> str:
     return _string(str(value), budget)
 
 
-def _generator_state(value: Any, _: _Budget) -> str:
+def _generator_state(value: Any, _: _Budget | None) -> str:
     with sys.modules["torch"]._C.DisableTorchFunction():
         if value.device.type != "cpu":
             return ""
@@ -451,19 +471,19 @@ def _generator_state(value: Any, _: _Budget) -> str:
         return f"state {zlib.crc32(ctypes.string_at(state.data_ptr(), state.numel())):08x}"
 
 
-def _random_state(value: Any, _: _Budget) -> str:
+def _random_state(value: Any, _: _Budget | None) -> str:
     return f"state {zlib.crc32(repr(value.getstate()).encode()):08x}"
 
 
-def _numpy_generator(value: Any, _: _Budget) -> str:
+def _numpy_generator(value: Any, _: _Budget | None) -> str:
     return f"state {zlib.crc32(repr(value.bit_generator.state).encode()):08x}"
 
 
-def _numpy_scalar(value: Any, _: _Budget) -> str:
+def _numpy_scalar(value: Any, _: _Budget | None) -> str:
     return repr(value.item())
 
 
-def _array(value: Any, _: _Budget) -> str:
+def _array(value: Any, _: _Budget | None) -> str:
     kind = value.dtype
     about = f"{kind.name} {list(value.shape)}"
     if kind.hasobject:
@@ -476,7 +496,7 @@ def _array(value: Any, _: _Budget) -> str:
     return f"{about} crc {zlib.crc32(ctypes.string_at(value.__array_interface__['data'][0], size)):08x}"
 
 
-def _tensor(value: Any, _: _Budget) -> str:
+def _tensor(value: Any, _: _Budget | None) -> str:
     torch = sys.modules["torch"]
     with torch._C.DisableTorchFunction():
         kind = repr(value.dtype).replace("torch.", "")
@@ -516,7 +536,7 @@ def tensor_shape(value: Any) -> tuple[tuple[int, ...], str]:
         return tuple(value.shape), repr(value.dtype).replace("torch.", "")
 
 
-def _member(value: Any, _: _Budget) -> str:
+def _member(value: Any, _: _Budget | None) -> str:
     """Return the name of a member of an enumeration."""
     name = attribute(value, "_name_")
     return name if type(name) is str else ""
