@@ -361,7 +361,7 @@ class Recorder:
             after = dict(generator_states(len(before) > 1))
             for name, old in before:
                 new = after.get(name, old)
-                if old != new:
+                if old and old != new:
                     statement.draws = True
                     strings = [file.string(text) for text in (name, old, new)]
                     file.write(protocol.RECORD_DRAW, [activation.order, *strings])

@@ -27,7 +27,7 @@ class Statement:
     """A statement of the program, with what is known of its executions. A compound statement is only its header."""
 
     __slots__ = (
-        "calls", "can_draw", "count", "draws", "imports", "in_handler", "is_capped", "is_cleanup", "line", "reads",
+        "calls", "can_draw", "count", "draws", "in_handler", "is_capped", "is_cleanup", "line", "reads",
         "shows_locals", "writes",
     )  # fmt: skip
 
@@ -40,7 +40,6 @@ class Statement:
         self.can_draw = False  # it contains a name that says that it draws random numbers
         self.draws = False  # an execution changed a generator
         self.in_handler = False  # it is in the body of an `except` block
-        self.imports = ""  # the first module that it imports
         self.shows_locals = False  # it calls locals() or vars()
         self.is_capped = False  # it ran so often that its executions are no longer recorded
         self.is_cleanup = False  # an exception that nothing has handled may pass it
@@ -154,8 +153,6 @@ def _collect(node: ast.AST, statement: Statement, reads: dict[str, Path], writes
             _add_path(node.value, writes)
     elif isinstance(node, (ast.Import, ast.ImportFrom)):
         statement.calls = True
-        first = node.module if isinstance(node, ast.ImportFrom) else node.names[0].name
-        statement.imports = statement.imports or ("" if getattr(node, "level", 0) else first or "")
         for alias in node.names:
             name = (alias.asname or alias.name).partition(".")[0]
             writes.setdefault(name, Path(name, name, ()))

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
 import opcode
 import sys
 import threading
-from importlib.machinery import PathFinder
+from importlib.machinery import SourceFileLoader
 from typing import Any
 
 from . import values
@@ -36,8 +35,29 @@ class Tracer:
             patch(module, "settrace", PIECE, self.recorder.trouble, before=self._on_other_tool)
         set_trace = sys.settrace.__wrapped__  # type: ignore[attr-defined]
         self.recorder.stop_events = lambda: set_trace(None)
+        self._pause_in_imports(trace, set_trace)
         threading.settrace.__wrapped__(trace)  # type: ignore[attr-defined]
         set_trace(trace)
+
+    def _pause_in_imports(self, trace: Any, set_trace: Any) -> None:
+        """Trace no call while a module of a library is executed: tracing an import takes longer than the import."""
+        execute = SourceFileLoader.exec_module
+        paused: set[int] = set()  # threads that are importing a library
+
+        def exec_module(loader: SourceFileLoader, module: Any) -> None:
+            thread, before, is_library = threading.get_ident(), sys.gettrace(), is_installed(loader.path)
+            if before is not (trace if is_library else None) or (thread in paused) is is_library:
+                return execute(loader, module)
+            (paused.add if is_library else paused.discard)(thread)
+            set_trace(None if is_library else trace)
+            try:
+                return execute(loader, module)
+            finally:
+                (paused.discard if is_library else paused.add)(thread)
+                if sys.gettrace() is (None if is_library else trace) and self.recorder.is_on:
+                    set_trace(before)
+
+        SourceFileLoader.exec_module = exec_module  # type: ignore[method-assign,assignment]
 
     def _on_other_tool(self, arguments: Any, _options: Any) -> None:
         caller = sys._getframe(2).f_code.co_filename
@@ -116,8 +136,6 @@ class TracedActivation:
                 statement = activation.code.statements.get(line)
                 if statement is not None and statement.is_capped and activation.statement is statement:
                     return self.trace
-                if statement is not None and statement.imports and not statement.count:
-                    _import_library(statement.imports)
                 self.is_raising = False
                 recorder.execute(activation, frame, line)
             elif event == "return":
@@ -158,20 +176,3 @@ class TracedCall:
             self.recorder.fail(error)
             return None
         return self.trace
-
-
-def _import_library(name: str) -> None:
-    """Import a library before the program does so.
-
-    Python reports nothing while a trace function runs, and reporting each call during an import of torch takes longer
-    than the import. If the import fails, the statement of the program fails in the same way.
-    """
-    top = name.partition(".")[0]
-    if top in sys.modules:
-        return
-    spec = PathFinder.find_spec(top)
-    if spec is not None and is_installed(spec.origin or ""):
-        try:
-            importlib.import_module(name)
-        except Exception:
-            return
