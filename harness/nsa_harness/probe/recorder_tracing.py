@@ -9,13 +9,13 @@ from importlib.machinery import SourceFileLoader
 from typing import Any
 
 from . import values
-from .patches import patch
 from .places import is_installed
-from .recorder import PIECE, Activation, Call, OwnCode, Recorder
+from .recorder import Activation, Call, OwnCode, Recorder
 
 _RETURN = opcode.opmap["RETURN_VALUE"]
 _YIELD = opcode.opmap["YIELD_VALUE"]
 _CODES_LIMIT = 65536
+_OWN_FILES = (__file__, threading.__file__)
 
 
 class Tracer:
@@ -31,15 +31,20 @@ class Tracer:
         if sys.gettrace() is not None or getattr(threading, "_trace_hook", None) is not None:
             raise RuntimeError("another tool, such as a debugger or coverage, uses sys.settrace")
         trace = self._trace_function()
-        for module in (sys, threading):
-            patch(module, "settrace", PIECE, self.recorder.trouble, before=self._on_other_tool)
-        set_trace = sys.settrace.__wrapped__  # type: ignore[attr-defined]
-        self.recorder.stop_events = lambda: set_trace(None)
-        self._pause_in_imports(trace, set_trace)
-        threading.settrace.__wrapped__(trace)  # type: ignore[attr-defined]
-        set_trace(trace)
+        self.recorder.stop_events = lambda: sys.settrace(None)
+        self._pause_in_imports(trace)
+        threading.settrace(trace)
+        sys.settrace(trace)
+        sys.addaudithook(self._on_audit)
 
-    def _pause_in_imports(self, trace: Any, set_trace: Any) -> None:
+    def _on_audit(self, event: str, _arguments: Any) -> None:
+        """Note that the program has called sys.settrace. Python calls this function for each of its audit events."""
+        if event == "sys.settrace":
+            caller = sys._getframe(1).f_code.co_filename
+            if caller not in _OWN_FILES:
+                self.recorder.note("the program itself called sys.settrace; what followed in this thread is missing")
+
+    def _pause_in_imports(self, trace: Any) -> None:
         """Trace no call while a module of a library is executed: tracing an import takes longer than the import."""
         execute = SourceFileLoader.exec_module
         paused: set[int] = set()  # threads that are importing a library
@@ -49,20 +54,15 @@ class Tracer:
             if before is not (trace if is_library else None) or (thread in paused) is is_library:
                 return execute(loader, module)
             (paused.add if is_library else paused.discard)(thread)
-            set_trace(None if is_library else trace)
+            sys.settrace(None if is_library else trace)
             try:
                 return execute(loader, module)
             finally:
                 (paused.discard if is_library else paused.add)(thread)
                 if sys.gettrace() is (None if is_library else trace) and self.recorder.is_on:
-                    set_trace(before)
+                    sys.settrace(before)
 
         SourceFileLoader.exec_module = exec_module  # type: ignore[method-assign,assignment]
-
-    def _on_other_tool(self, arguments: Any, _options: Any) -> None:
-        caller = sys._getframe(2).f_code.co_filename
-        if not caller.endswith("threading.py") and arguments[:1] != (sys.gettrace(),):
-            self.recorder.note("the program itself called sys.settrace; what followed in this thread is missing")
 
     def _trace_function(self) -> Any:
         """Return the trace function for new frames. It returns None for a frame that is not recorded."""
