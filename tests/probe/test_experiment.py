@@ -406,7 +406,7 @@ main()
         ("for step in range(3):\n    if rank == 1: #at\n        break\nprint('end')\n", "restarts the loop"),
         ("for step in range(2 - rank * 2): #at\n    x = 1\nprint('end')\n", "jump: "),
         ("def f():\n    if rank == 0: #at\n        return 1\n    return 2\nf()\nprint('end')\n", ""),
-        ("def f():\n    1 / (1 - rank) #at\ntry:\n    f()\nexcept Exception:\n    x = 1\nprint('end')\n",
+        ("def f():\n    1 / (1 - rank) #at\n    return\ntry:\n    f()\nexcept Exception:\n    1\nprint('end')\n",
          "the function ended"),
     ],
 )  # fmt: skip

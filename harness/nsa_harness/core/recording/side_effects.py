@@ -30,16 +30,16 @@ class SideEffect:
 
 _PACKAGES = {
     SideEffectKind.DATABASE: (
-        "psycopg psycopg2 asyncpg pymysql MySQLdb mysql sqlalchemy pymongo redis cassandra clickhouse_driver duckdb"
-        " snowflake elasticsearch lmdb"
+        "psycopg|psycopg2|asyncpg|pymysql|MySQLdb|mysql|sqlalchemy|pymongo|redis|cassandra|clickhouse_driver|duckdb"
+        "|snowflake|elasticsearch|lmdb"
     ),
-    SideEffectKind.TRACKER: "wandb mlflow comet_ml neptune clearml aim swanlab trackio",
+    SideEffectKind.TRACKER: "wandb|mlflow|comet_ml|neptune|clearml|aim|swanlab|trackio",
     SideEffectKind.SERVICE: (
-        "requests httpx aiohttp boto3 botocore s3fs gcsfs google.cloud azure kafka confluent_kafka pika paramiko"
-        " smtplib ftplib slack_sdk telegram"
+        "requests|httpx|aiohttp|boto3|botocore|s3fs|gcsfs|google.cloud|azure|kafka|confluent_kafka|pika|paramiko"
+        "|smtplib|ftplib|slack_sdk|telegram"
     ),
 }
-_KIND_OF_PACKAGE = {name: kind for kind, names in _PACKAGES.items() for name in names.split()}
+_KIND_OF_PACKAGE = {name: kind for kind, names in _PACKAGES.items() for name in names.split("|")}
 
 
 def side_effects(texts: Iterable[str], processes: Iterable[Process] = ()) -> tuple[SideEffect, ...]:
