@@ -101,13 +101,21 @@ def look(change: str, status: Status = FAIL, *, says: str = "this", cause: str |
         (bad("cuda_assert"), {"device": "cuda"}, ["launch_blocking"]),
         (bad("cuda_assert"), {"device": "cpu"}, []),
         (bad("lock_cycle", HANG), {}, []),
-        (bad("unknown", HANG, confidence=0.3), {}, ["again"]),
-        (bad("unknown", HANG, confidence=0.3), {"program": OURS}, ["vanilla", "again"]),
-        (bad("exception", phase="backward", confidence=0.5), {"program": OURS}, ["anomaly", "names", "vanilla"]),
+        (bad("unknown", HANG, confidence=0.3), {}, ["recorded", "again"]),
+        (bad("unknown", HANG, confidence=0.3), {"ranks": 1}, ["again"]),
+        (bad("unknown", HANG, confidence=0.3), {"env": (("_NSA_HARNESS_RECORD", "{}"),)}, ["again"]),
+        (bad("rank_conditional_collective", HANG), {}, ["recorded"]),
+        (bad("uneven_inputs"), {}, ["recorded"]),
+        (bad("unknown", HANG, confidence=0.3), {"program": OURS}, ["recorded", "vanilla", "again"]),
+        (bad("exception", phase="backward", confidence=0.5), {"program": OURS}, ["anomaly", "recorded", "names"]),
         (bad("transport", HANG), {"program": tuple(w.replace("gloo", "nccl") for w in OURS)}, ["gloo", "again"]),
         (bad("transport", HANG), {"program": ("train.py", "--backend", "nccl")}, ["again"]),
-        (bad("unknown", HANG, confidence=0.3), {"program": ("t.py", *OURS[1:-1])}, ["again"]),
-        (bad("unknown", HANG, confidence=0.3), {"program": (*OURS[:3], "--branch", "cmp", *OURS[5:])}, ["again"]),
+        (bad("unknown", HANG, confidence=0.3), {"program": ("t.py", *OURS[1:-1])}, ["recorded", "again"]),
+        (
+            bad("unknown", HANG, confidence=0.3),
+            {"program": (*OURS[:3], "--branch", "cmp", *OURS[5:])},
+            ["recorded", "again"],
+        ),
         (bad("exception", phase="backward"), {"program": (*OURS[:-2], "--detect-anomaly", OURS[-1])}, []),
         (bad("slow", confidence=0.5), {}, []),
         (bad("flaky", confidence=0.5), {}, []),
@@ -149,7 +157,7 @@ def test_an_option_of_our_own_program_takes_its_other_value_and_no_other_word_ch
             probe="full",
             program_changes=second_runs(base),
         )
-        for made in ((), ("names",))
+        for made in (("recorded",), ("recorded", "names"))
     ]
     assert made[1] is not None
     assert with_change(base, made[1], 1).program == (*OURS[:-2], "--detect-anomaly", OURS[-1])

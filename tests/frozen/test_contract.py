@@ -61,6 +61,11 @@ ADDED |= {"commands: export", "commands: export <[RUN]>", *(
     for name in ("as", "to", "line", "cause", "rank", "verdict", "note", "out", "no-redact")
 )}  # fmt: skip
 ADDED |= {"commands: ready --planned"}
+ADDED |= {"commands: why", "commands: why <[RUN]>", *(
+    f"commands: why --{name}"
+    for name in ("python", "experiment", "values", "repeat", "budget", "dry-run", "patch", "json", "out", "no-redact",
+                 "git-diff")
+)}  # fmt: skip
 # The sample run chose values that earlier samples had not to choose.
 ADDED |= {"events: outcome: outcome.detail.chosen[]", "events: outcome: outcome.detail.chosen[][]"}
 # `ci matrix` and `ci matcher` take any words, and answer with what to do instead and exit code 2: tests/test_ci.py.

@@ -181,7 +181,7 @@ def test_an_event_of_another_form_is_refused(path: str, to: Any) -> None:
 def test_each_schema_names_itself_and_says_something_of_every_key() -> None:
     read_by_programs = [one for one in Document if one not in (Document.SCENARIO, Document.PLAN)]
     ids = {document: validator(document).schema["$id"] for document in read_by_programs}
-    assert len(set(ids.values())) == 3
+    assert len(set(ids.values())) == 4
     assert all(one.startswith("urn:nsa-harness:") and one.endswith(f":{name}:1") for name, one in ids.items())
 
     def keys(node: Any) -> Iterator[Any]:
@@ -209,7 +209,7 @@ def test_a_document_without_schema_is_told_with_those_that_have_one(capsys: pyte
     assert run_command_line(["schema", "reports"]) == 2
     said = capsys.readouterr().err
     assert 'did you mean "report"?' in said
-    assert "known: scenario, plan, report, bisect, events" in said
+    assert "known: scenario, plan, report, bisect, why, events" in said
 
 
 def test_the_contract_in_words_has_the_same_keys() -> None:

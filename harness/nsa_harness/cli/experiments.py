@@ -1,8 +1,9 @@
-"""The commands `nsa-harness bisect`, `claim` and `ready`, each of which answers one question with many runs."""
+"""The commands `nsa-harness bisect`, `claim`, `why` and `ready`, each of which answers one question with many runs."""
 
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
@@ -23,6 +24,7 @@ from nsa_harness.cli.options import (
     ProbeMode,
     Ranks,
     Script,
+    StoredRun,
     argument,
     is_given,
     option,
@@ -39,6 +41,7 @@ SUBJECT = "What to vary (one of these)"
 SEARCH = "Search"
 SIDES = "How the two sides differ (one of these, or KEY=A,B)"
 TEST = "How to test the claim"
+RUNS = "What to launch"
 
 # The options that choose what `bisect` varies, with their help texts. Each one is a field of SubjectOptions.
 _SUBJECTS = {
@@ -63,6 +66,7 @@ _OUTCOME = (
     " slow:200ms)."
 )
 _SIDES = "A scenario or script, and one key with two values, of which the second should help; or two scenarios."
+_PYTHON = "Python interpreter for the program, 3.11 or newer. Default: the one of the failed run."
 _SIDE_ARG = "One argument of your script per side: --arg=--fp16,--bf16. Shared arguments follow `--`."
 
 
@@ -227,6 +231,50 @@ def claim(
     plan = LaunchPlan(specs=(sides.first.spec, sides.second.spec), notes=sides.notes)
     for line in command_events(plan, Redaction(is_on=not no_redact)):
         print(line)
+
+
+def why(
+    run: StoredRun = None,
+    python: Annotated[str | None, option("--python PATH", _PYTHON, PROGRAM)] = None,
+    experiment: Annotated[
+        bool, option("--experiment/--no-experiment", "Test the answer by experiments in further runs.", RUNS)
+    ] = True,
+    values: Annotated[bool, option("--values/--no-values", "Record the values of names.", RUNS)] = True,
+    repeat: Annotated[
+        int, option("--repeat N", "Recorded runs at most, until one fails like the first run.", RUNS, min=1)
+    ] = 2,
+    budget: Annotated[
+        str | None, option("--budget TIME|Nruns", "Start no new run after 90s, 20m or 2h, or after 3runs.", RUNS)
+    ] = None,
+    dry_run: Annotated[bool, option("--dry-run", "Print what would be launched, and launch nothing.", RUNS)] = False,
+    patch: Annotated[
+        bool, option("--patch", "Print the change of the experiment as a diff; nothing is applied.", REPORT)
+    ] = False,
+    as_json: JsonLines = False,
+    out: Out = None,
+    no_redact: NoRedact = False,
+    git_diff: GitDiff = False,
+) -> None:
+    """Say why the ranks of a failed run diverged.
+
+    The program runs again. Each rank records its statements and values, and the first difference that explains the
+    failure is reported with its line. Experiments in further runs then test the answer.
+    """
+    from nsa_harness.commands.why import WhyRequest, print_patch, run_why
+
+    max_runs, budget_s = _parse_runs_or_time(budget)
+    request = WhyRequest(
+        run_path=run, python=python, values=values, experiments=experiment, repeat=repeat, max_runs=max_runs,
+        budget_s=budget_s, dry_run=dry_run,
+        options=run_options(out, Probe.FULL, as_json=as_json, no_redact=no_redact, git_diff=git_diff),
+    )  # fmt: skip
+    raise typer.Exit(print_patch(request) if patch else run_why(request))
+
+
+def _parse_runs_or_time(text: str | None) -> tuple[int | None, float | None]:
+    """Return the value of --budget as a number of runs or a time in seconds, of which at least one is None."""
+    runs = re.fullmatch(r"([1-9][0-9]{0,2}) ?runs?", text or "")
+    return (int(runs[1]), None) if runs else (None, parse_budget(text))
 
 
 def _split_pair(option: str, value: str, separator: str, example: str) -> tuple[str, str]:

@@ -38,12 +38,13 @@ _DEADLINE_KEY = "The setting limits.deadline_s=SECONDS limits each run"
 _INSTEAD_OF_TIME_LIMIT = {
     "run": f"{_DEADLINE_KEY}:\n  nsa-harness run FILE limits.deadline_s=TIME",
     "bisect": f"{_DEADLINE_KEY}, and --budget TIME limits the search.",
+    "why": "--budget TIME starts no new run after this time.",
     "claim": f"{_DEADLINE_KEY}, and --budget TIME limits all runs together.",
     "watch": "--deadline SECONDS reports a longer job; with --on-hang=kill it is also ended.",
     "attach": "--for SECONDS limits the observation.",
 }
 _COMMANDS_WITHOUT_VERDICT = ("list", "explain", "schema")
-_COMMANDS_WITH_REPORTS = ("run", "bisect", "claim", "ready", "watch", "attach")
+_COMMANDS_WITH_REPORTS = ("run", "bisect", "claim", "why", "ready", "watch", "attach")
 _NOT_JUDGED = 125  # exit code of ERROR: there is no verdict
 _USAGE = 2  # exit code of a usage error
 
@@ -64,6 +65,15 @@ nsa-harness run --verify reports/latest""",
 nsa-harness ready ci
 # your own checklist
 nsa-harness ready production --checklist my.readiness.yaml""",
+    "why": """
+# the latest run: which line made its ranks diverge?
+nsa-harness why
+# only the recorded run, without experiments
+nsa-harness why reports/latest --no-experiment
+# what would be launched?
+nsa-harness why --dry-run
+# the change that let the run go on, as a diff
+nsa-harness why --patch reports/latest""",
     "watch": """
 nsa-harness watch -- torchrun --nproc-per-node 8 train.py
 # end the job after a proven HANG
@@ -129,6 +139,7 @@ _COMMANDS: dict[str, Callable[..., None]] = {
     "run": cli_run.run,
     "bisect": experiments.bisect,
     "claim": experiments.claim,
+    "why": experiments.why,
     "ready": experiments.ready,
     "watch": cli_watch.watch,
     "attach": cli_watch.attach,

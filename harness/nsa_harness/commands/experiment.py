@@ -19,6 +19,7 @@ from nsa_harness.core.plan import RunSpec
 from nsa_harness.core.report import MachineFacts, Outcome
 from nsa_harness.errors import HarnessError
 from nsa_harness.render.experiments.claim import TrialScreen
+from nsa_harness.render.experiments.live import ExperimentScreen
 from nsa_harness.supervisor.launch.machine import describe
 from nsa_harness.supervisor.storage.adapters import json_object
 from nsa_harness.supervisor.storage.ledger import LedgerLine, LedgerSide, add_line
@@ -30,7 +31,7 @@ class Experiment:
     """A claim test or a verification in progress, with its launches and trials."""
 
     session: Session
-    screen: TrialScreen
+    screen: ExperimentScreen
     configs: Sequence[RunSpec]
     trials: list[Trial] = field(default_factory=list)  # if the experiment was continued, with those of earlier sessions
     outcomes: list[Outcome] = field(default_factory=list)
@@ -118,13 +119,19 @@ def open_experiment(options: RunOptions, configs: Sequence[RunSpec], facts: Mach
 
 @contextmanager
 def experiment_in(
-    run: RunDir, options: RunOptions, configs: Sequence[RunSpec], facts: MachineFacts, trials: Sequence[Trial] = ()
+    run: RunDir,
+    options: RunOptions,
+    configs: Sequence[RunSpec],
+    facts: MachineFacts,
+    trials: Sequence[Trial] = (),
+    *,
+    screen_type: type[ExperimentScreen] = TrialScreen,
 ) -> Iterator[Experiment]:
     """Open a session for an experiment in a run directory that is already locked.
 
-    `trials` are the finished trials of earlier sessions in this directory.
+    `trials` are the finished trials of earlier sessions in this directory. `screen_type` prints the output.
     """
-    screen = TrialScreen(sys.stderr if options.json else sys.stdout, live=not options.json)
+    screen = screen_type(sys.stderr if options.json else sys.stdout, live=not options.json)
     outcomes = list(judge_again(run, [trial.dir for trial in trials]).values())
     with session(run, options, configs, screen=screen, facts=facts) as running:
         yield Experiment(session=running, screen=screen, configs=configs, trials=list(trials), outcomes=outcomes)

@@ -18,6 +18,8 @@ from nsa_harness.core.diagnosis.engine import diagnose
 from nsa_harness.core.diagnosis.explanation import Rule
 from nsa_harness.core.diagnosis.profile import PROFILE_FILE
 from nsa_harness.core.evidence.evidence import Evidence
+from nsa_harness.core.experiment.diagnostic_rerun import is_experiment, is_recorded
+from nsa_harness.core.experiment.trial import FAILED_STATUSES
 from nsa_harness.core.outcome.outcome import outcome_of, skipped_outcome, unjudged_outcome
 from nsa_harness.core.outcome.reproduction import reproduction
 from nsa_harness.core.plan import RunSpec, Skip
@@ -115,13 +117,29 @@ def judge_attempt(
         artifacts=(*outcome.artifacts, *_write_repro(attempt, spec, evidence, outcome)),
         trouble=(*outcome.trouble, *attempt.directory.take_notes(), *unwritten),
     )
-    outcome = attempt.redaction.value(outcome)
     unwritten = store_recordings(attempt, {rank.rank: rank.pid for rank in evidence.ranks})
+    if is_recorded(spec):
+        outcome = _with_origin(attempt, spec, outcome, launched_here=read_budget is None)
+    outcome = attempt.redaction.value(outcome)
     unwritten += redact_files(attempt)
     unwritten += write_file(attempt, attempt.verdict, json.dumps(outcome_values(outcome), indent=1) + "\n")
     unwritten += write_file(attempt, attempt.result, f"{outcome.verdict.status}\n")
     unwritten += _write_trace(attempt, evidence, outcome)  # last, so that a full disk costs the trace, not the verdict
     return replace(outcome, trouble=(*outcome.trouble, *unwritten))
+
+
+def _with_origin(attempt: AttemptDir, spec: RunSpec, outcome: Outcome, *, launched_here: bool) -> Outcome:
+    """Return the outcome of a recorded attempt with a finding about the line that made the ranks diverge."""
+    from nsa_harness.supervisor.storage.explanations import explained
+    from nsa_harness.texts.why import finding_of
+
+    explanation, trouble = explained(attempt, spec.ranks, launched_here=launched_here)
+    trouble = (*outcome.trouble, *trouble)
+    if explanation is None or is_experiment(spec) or outcome.verdict.status not in FAILED_STATUSES:
+        return replace(outcome, trouble=trouble)
+    finding = finding_of(explanation, [f"{attempt.path.name}/{attempt.explanation.name}"])
+    findings = outcome.findings if finding is None else (*outcome.findings, finding)
+    return replace(outcome, findings=findings, trouble=trouble)
 
 
 def write_file(attempt: AttemptDir, path: Path, text: str) -> tuple[Trouble, ...]:

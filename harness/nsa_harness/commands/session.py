@@ -373,10 +373,15 @@ def _plan_file(run: RunDir, record: RunRecord) -> PlanFile:
 def write_report(run: RunDir, report: Report, search: BisectReport | None = None) -> None:
     """Write all output files of the run, and print a line for each one that cannot be written."""
     from nsa_harness.render.documents.documents import write_documents
+    from nsa_harness.render.experiments.why_json import stored_why
 
-    claim = None
+    claim = why = None
     with suppress(OSError, HarnessError):  # a ledger that cannot be read costs the answer on the page, not the page
         lines = read_ledger(run.path.parent).lines
         claim = next((line for line in reversed(lines) if line.runs[-1:] == (run.run_id,)), None)
-    for trouble in write_documents(run, report, PLAYBOOK, search, claim):
+    try:
+        why = stored_why(run)
+    except HarnessError as error:
+        print(f"note: {error}", file=sys.stderr)
+    for trouble in write_documents(run, report, PLAYBOOK, search, claim, why):
         print(f"{trouble.what} could not be written: {trouble.why}; see {run.log}", file=sys.stderr)

@@ -85,7 +85,7 @@ class _Before:
 def _before(run: RunDir, request: VerifyRequest) -> _Before:
     """Return the failure of a stored run, with the number of times that this failure occurred."""
     attempts = [outcome for outcome in judge_attempts(run) if outcome.spec.deepening is None]
-    last = _failed_attempts(run, request.run_path, attempts)[-1]
+    last = failed_attempts(run, request.run_path, attempts, "--verify")[-1]
     same = [attempt for attempt in attempts if attempt.spec.spec_hash == last.spec.spec_hash]
     here = _count_failures(attempt.verdict.status for attempt in same)
     earlier = earlier_results(run.path.parent, {last.spec.spec_hash}, excluded_run=run.run_id)
@@ -111,10 +111,11 @@ def _count_failures(verdicts: Iterable[str]) -> tuple[int, int]:
     return sum(verdict in FAILED_STATUSES for verdict in judged_ends), len(judged_ends)
 
 
-def _failed_attempts(run: RunDir, path: Path, attempts: Sequence[Outcome]) -> list[Outcome]:
+def failed_attempts(run: RunDir, path: Path, attempts: Sequence[Outcome], option: str) -> list[Outcome]:
     """Return the failed attempts of the only scenario that failed, or of the one that `path` names.
 
-    Raises UsageError if no scenario failed, or if several failed and `path` names none of them.
+    Raises UsageError if no scenario failed, or if several failed and `path` names none of them. `option`: the word of
+    the command line for which the attempts are needed.
     """
     scenario = path.name.partition("~")[0]
     bad = [attempt for attempt in attempts if attempt.verdict.status in FAILED_STATUSES]
@@ -124,10 +125,11 @@ def _failed_attempts(run: RunDir, path: Path, attempts: Sequence[Outcome]) -> li
         bad = surprises
     names = list(dict.fromkeys(attempt.spec.scenario for attempt in bad))
     if not names:
-        raise UsageError(f"--verify {path}: nothing failed in this run, so there is nothing to verify")
+        words = {"--verify": "verify", "why": "explain"}
+        raise UsageError(f"{option} {path}: nothing failed in this run, so there is nothing to {words[option]}")
     if len(names) > 1:
         directories = ", ".join(str(run.path / name) for name in names[:4])
-        raise UsageError(f"--verify {path}: {len(names)} scenarios failed; name one of them: {directories}")
+        raise UsageError(f"{option} {path}: {len(names)} scenarios failed; name one of them: {directories}")
     return bad
 
 

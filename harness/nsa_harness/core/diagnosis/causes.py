@@ -62,6 +62,7 @@ class SecondRun(StrEnum):
     OTHER_BACKEND = "gloo"  # collectives use gloo instead of NCCL
     GROWTH = "growth"  # allocations that live longer than two steps are listed by line
     AGAIN = "again"  # the same settings
+    RECORDED = "recorded"  # each rank records its statements, with their values and its calls to other ranks
 
 
 class Replay(StrEnum):
@@ -168,6 +169,7 @@ _DIVERGING = replace(
     verdicts=_FAIL_OR_HANG,
     kinds=(_DEADLOCK,),
     between_ranks=True,
+    second_run=(SecondRun.RECORDED,),
     replay=Replay.CALLS,
     certain_by=(_E.REPAIRED,),
 )

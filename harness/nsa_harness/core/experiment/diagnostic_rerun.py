@@ -6,8 +6,9 @@ This module decides which rerun is worth making, and turns its result into a fin
 from __future__ import annotations
 
 import hashlib
+import json
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -15,6 +16,7 @@ from nsa_harness import protocol
 from nsa_harness.core.diagnosis.causes import Cause, SecondRun, row_of
 from nsa_harness.core.diagnosis.confidence import CERTAIN, EvidenceKind
 from nsa_harness.core.diagnosis.explanation import make_finding
+from nsa_harness.core.experiment.why import ranks_part
 from nsa_harness.core.plan import DiagnosticRerun, RunSpec
 from nsa_harness.core.report import Culprit, Facts, Finding, Outcome, Place, Status
 
@@ -54,8 +56,13 @@ GROWTH = Change(
     env=((protocol.ENV_GROWTH, "1"),),
 )
 AGAIN = Change(name=SecondRun.AGAIN, description="no change, with the same seed")
+RECORDED = Change(
+    name=SecondRun.RECORDED,
+    description="a record of each statement and its values",
+    env=((protocol.ENV_RECORD, json.dumps({"values": True, "experiment": None})),),
+)
 
-_ANY_PROGRAM = (NAMES, CHECKPOINT_DEBUG, ANOMALY, LAUNCH_BLOCKING)
+_ANY_PROGRAM = (RECORDED, NAMES, CHECKPOINT_DEBUG, ANOMALY, LAUNCH_BLOCKING)
 # Reruns for findings that are noted in addition to the verdict, even if the run passed.
 _FOR_NOTES = (GROWTH,)
 
@@ -119,6 +126,28 @@ def with_change(spec: RunSpec, change: Change, attempt: int) -> RunSpec:
     )
 
 
+def is_recorded(spec: RunSpec) -> bool:
+    """Return whether each rank of a launch records its statements."""
+    return protocol.ENV_RECORD in dict(spec.env)
+
+
+def is_experiment(spec: RunSpec) -> bool:
+    """Return whether an experiment changes what the ranks of a recorded launch do."""
+    try:
+        return bool(json.loads(dict(spec.env)[protocol.ENV_RECORD])["experiment"])
+    except (ValueError, KeyError, TypeError):
+        return False
+
+
+def recording_change(*, values: bool, experiment: Mapping[str, object] | None = None, description: str = "") -> Change:
+    """Return a change that makes each rank record its statements.
+
+    `values`: also record the values of names. `experiment`: the instruction of an experiment, or None.
+    """
+    settings = json.dumps({"values": values, "experiment": experiment})
+    return replace(RECORDED, env=((protocol.ENV_RECORD, settings),), description=description or RECORDED.description)
+
+
 def _suggested_reruns(outcome: Outcome, cause_reruns: Sequence[SecondRun], all_changes: Iterable[str]) -> Iterator[str]:
     """Yield the names of useful reruns, with the most useful first."""
     if _BY_INDEX.search(outcome.verdict.summary):
@@ -148,6 +177,8 @@ def _is_possible(change: Change, spec: RunSpec, outcome: Outcome, probe: str) ->
     if change.program == spec.program:
         return False
     match change.name:
+        case SecondRun.RECORDED:
+            return probe == protocol.PROBE_FULL and protocol.ENV_RECORD not in env and ranks_part(outcome, spec.ranks)
         case SecondRun.NAMES:
             return has_failed and spec.ranks > 1 and env.get(_DEBUG, "OFF") == "OFF" and not _names_parameter(outcome)
         case SecondRun.ANOMALY:

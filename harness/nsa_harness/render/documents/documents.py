@@ -14,6 +14,7 @@ from itertools import islice
 from pathlib import Path
 
 from nsa_harness.core.comparison.decisions import Playbook
+from nsa_harness.core.experiment.why import WhyReport
 from nsa_harness.core.report import Artifact, Report, Trouble
 from nsa_harness.core.search.question import ProbeResult
 from nsa_harness.core.search.report import BisectReport
@@ -41,23 +42,24 @@ def write_documents(
     playbook: Playbook,
     search: BisectReport | None = None,
     claim: LedgerLine | None = None,
+    why: WhyReport | None = None,
 ) -> tuple[Trouble, ...]:
     """Write all output files of a run, and return an error for each one that could not be written.
 
     `playbook`: the hypotheses and decision rules for runs of nsa-harness's own program. `search`: the bisection that
-    launched the runs in the report, or None if there was no bisection. `claim`: the same for a claim or a
-    verification.
+    launched the runs in the report, or None if there was no bisection. `claim`, `why`: the same for a claim or a
+    verification, and for an answer of `nsa-harness why`.
     """
     report = replace(report, files=tuple(_collected_files(run, report)))
     documents: list[tuple[Path, Callable[[], str]]] = [
         (
             run.summary,
-            lambda: summary_md(report, playbook, claim),
+            lambda: summary_md(report, playbook, claim, why),
         ),  # first, because on a full disk the last ones are lost
-        (run.report, lambda: to_json(report, playbook)),
+        (run.report, lambda: to_json(report, playbook, why)),
         (run.junit, lambda: junit_xml(report)),
         (run.sarif, lambda: sarif(report, _checkout(run))),
-        (run.html, lambda: report_html(report, playbook, search, claim)),
+        (run.html, lambda: report_html(report, playbook, search, claim, why)),
         (run.missing_params, lambda: _collected_text(run, report, _MISSING)),
         (run.buckets, lambda: _collected_text(run, report, _BUCKET)),
     ]

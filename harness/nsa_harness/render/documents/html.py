@@ -14,6 +14,7 @@ from jinja2 import Environment, StrictUndefined, Template
 from markupsafe import Markup
 
 from nsa_harness.core.comparison.decisions import Playbook
+from nsa_harness.core.experiment.why import WhyReport
 from nsa_harness.core.outcome.callstacks import StackNode, stack_trees
 from nsa_harness.core.outcome.wording import location
 from nsa_harness.core.report import RUNS_ON, CallStack, EnteredCall, Outcome, Place, Report, Status, counts
@@ -35,17 +36,21 @@ _INNER_FRAMES = 3  # frames of a node of the stack tree that are shown; further 
 
 
 def report_html(
-    report: Report, playbook: Playbook, search: BisectReport | None = None, claim: LedgerLine | None = None
+    report: Report,
+    playbook: Playbook,
+    search: BisectReport | None = None,
+    claim: LedgerLine | None = None,
+    why: WhyReport | None = None,
 ) -> str:
     """Return report.html as text.
 
     Equal reports give equal pages.
     """
-    report, search, claim = escaped((report, search, claim))
+    report, search, claim, why = escaped((report, search, claim, why))
     return _TEMPLATE.render(
         title=words.counts_line(report),
-        alone=len(report.outcomes) == 1 and search is None and claim is None,
-        sections=report_sections(report, playbook, search, claim),
+        alone=len(report.outcomes) == 1 and search is None and claim is None and why is None,
+        sections=report_sections(report, playbook, search, claim, why),
     )
 
 

@@ -20,6 +20,7 @@ from nsa_harness.core.comparison.decisions import Playbook, playbook_for
 from nsa_harness.core.comparison.hypotheses import Arm, HypothesisRow, hypothesis_rows
 from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.evidence.host import NcclInfo
+from nsa_harness.core.experiment.why import WhyReport
 from nsa_harness.core.plan import DiagnosticRerun
 from nsa_harness.core.report import (
     Artifact,
@@ -48,6 +49,7 @@ from nsa_harness.core.report import (
 )
 from nsa_harness.core.stored_keys import stored_keys, to_stored
 from nsa_harness.errors import StoredRunError
+from nsa_harness.render.experiments.why_json import WhyRecord, why_values
 from nsa_harness.render.text import escape, escaped
 from nsa_harness.supervisor.storage.adapters import error_texts, json_value, type_adapter
 from nsa_harness.texts import words
@@ -178,6 +180,7 @@ class ReportDetail(TypedDict):
         Annotated[tuple[Artifact, ...], doc("files collected from all attempts; an empty file has its reason")]
     ]
     tree: NotRequired[Annotated[Walk | None, doc("the path through the decision tree; null if no run needs the tree")]]
+    why: NotRequired[Annotated[WhyRecord, doc("for runs of `nsa-harness why`: the answer, as in why.json")]]
 
 
 class StoredReport(TypedDict):
@@ -203,15 +206,17 @@ _VERDICT_KEYS = ("kind", "cause", "summary")
 HasPlace = TypeVar("HasPlace", Culprit, Finding)
 
 
-def to_json(report: Report, playbook: Playbook | None = None) -> str:
+def to_json(report: Report, playbook: Playbook | None = None, why: WhyReport | None = None) -> str:
     """Return the contents of report.json.
 
     `playbook`: the hypotheses and decision rules for runs of nsa-harness's own program. If it is given, the results for
-    the hypotheses are added under "detail".
+    the hypotheses are added under "detail". `why`: the answer of `nsa-harness why`, if it launched the runs.
     """
     report = escaped(report)
     values = asdict(replace(report, outcomes=()))
-    detail = json_value({key: values[key] for key in ReportDetail.__annotations__}, keeps_names=True)
+    detail = json_value({key: values[key] for key in ReportDetail.__annotations__ if key in values}, keeps_names=True)
+    if why:
+        detail["why"] = why_values(why)
     if playbook:
         hypotheses = playbook_for(playbook, report.outcomes).hypotheses
         detail["hypotheses"] = [_hypothesis(row) for row in hypothesis_rows(report.outcomes, hypotheses)]
@@ -251,6 +256,7 @@ def from_json(text: str, where: str = "report.json") -> Report:
         # Converted back to JSON, because pydantic's strict mode accepts lists for tuples only in JSON.
         values = type_adapter(StoredReport).validate_json(json.dumps(values), strict=True)
         values |= values.pop("detail")
+        values.pop("why", None)
         values["outcomes"] = tuple(
             _outcome(outcome, f"outcomes.{number}") for number, outcome in enumerate(values["outcomes"])
         )

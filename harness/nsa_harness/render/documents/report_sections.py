@@ -10,6 +10,7 @@ from nsa_harness.core.comparison.decision_rules import has_failed, outcome_names
 from nsa_harness.core.comparison.decisions import Playbook, explained_failures, matched_rules, playbook_for
 from nsa_harness.core.comparison.hypotheses import Arm, HypothesisAnswer, HypothesisRow, hypothesis_rows, is_row_shown
 from nsa_harness.core.comparison.sweeps import sweeps
+from nsa_harness.core.experiment.why import WhyReport
 from nsa_harness.core.report import (
     Artifact,
     Outcome,
@@ -24,7 +25,7 @@ from nsa_harness.core.report import (
 from nsa_harness.core.search.report import BisectReport
 from nsa_harness.render.answer import outcomes_in_full, sentence
 from nsa_harness.render.costs import COST_HEAD, cost_row, fit_lines
-from nsa_harness.render.documents.trials import answer_section, as_trials, first_of_each_failure
+from nsa_harness.render.documents.trials import answer_section, as_trials, first_of_each_failure, why_section
 from nsa_harness.render.sections import (
     Command,
     Counts,
@@ -55,13 +56,17 @@ _RULE_RESULTS = {
 
 
 def report_sections(
-    report: Report, playbook: Playbook, search: BisectReport | None = None, claim: LedgerLine | None = None
+    report: Report,
+    playbook: Playbook,
+    search: BisectReport | None = None,
+    claim: LedgerLine | None = None,
+    why: WhyReport | None = None,
 ) -> Iterator[Section]:
     """Yield the sections of a report, in reading order.
 
-    `search`, `claim`: the bisection or the claim that launched the runs of the report.
+    `search`, `claim`, `why`: the bisection, the claim or the command `why` that launched the runs of the report.
     """
-    is_experiment = search is not None or claim is not None
+    is_experiment = search is not None or claim is not None or why is not None
     report = as_trials(report) if is_experiment else report
     in_full = outcomes_in_full(report)
     in_full = first_of_each_failure(in_full) if is_experiment else in_full
@@ -73,6 +78,8 @@ def report_sections(
         yield Search(report=search)
     if claim is not None:
         yield answer_section(claim)
+    if why is not None:
+        yield why_section(why)
     hypotheses = () if alone else tuple(_hypotheses(report, playbook))
     yield from hypotheses if not in_full else ()
     if not alone:

@@ -26,7 +26,7 @@ from nsa_harness.core.experiment.trial import SLOW
 from nsa_harness.core.report import MachineFacts, Status
 from nsa_harness.render import events
 from nsa_harness.render.documents import report_json
-from nsa_harness.render.experiments import bisect_json
+from nsa_harness.render.experiments import bisect_json, why_json
 from nsa_harness.supervisor.storage.ledger import LedgerLine
 
 Schema = dict[str, Any]
@@ -39,6 +39,7 @@ class Document(StrEnum):
     PLAN = "plan"
     REPORT = "report"
     BISECT = "bisect"
+    WHY = "why"
     EVENTS = "events"
 
 
@@ -53,6 +54,10 @@ def json_schema(document: Document) -> Schema:
             types = _bisect_types()
             title = f"bisect.json, schema {bisect_json.SCHEMA}"
             return _document_schema(document, title, bisect_json.SCHEMA, types, types["SearchRecord"])
+        case Document.WHY:
+            types = _place_types(_types(why=why_json.WhyRecord))
+            title = f"why.json, schema {why_json.SCHEMA}"
+            return _document_schema(document, title, why_json.SCHEMA, types, types["WhyRecord"])
         case Document.EVENTS:
             return _events_schema()
         case Document.PLAN:
@@ -74,9 +79,18 @@ def _report_types(**values: Any) -> dict[str, Schema]:
     types["Finding"]["properties"]["confidence"]["enum"] = list(CONFIDENCE_VALUES)
     types["OutcomeDetail"] |= {"additionalProperties": True, "required": ["standings", "why"]}
     types["ReportDetail"] |= {"additionalProperties": True, "required": []}
-    # A place has a source line only in stacks and calls.
+    return _place_types(types)
+
+
+_WITH_SOURCE_LINES = (
+    "CallStack", "EnteredCall", "Candidate", "Division", "Explanation", "FirstAnswer", "WhyRun",
+)  # fmt: skip
+
+
+def _place_types(types: dict[str, Schema]) -> dict[str, Schema]:
+    """Return the types with two types of places: only those in stacks, calls and answers have a source line."""
     types["SourceLine"] = {**types["Place"], "description": "A place with its source line."}
-    for name in ("CallStack", "EnteredCall"):
+    for name in filter(types.__contains__, _WITH_SOURCE_LINES):
         types[name] = _rename_references(types[name], 'Place"', 'SourceLine"')
     without_text = {key: value for key, value in types["Place"]["properties"].items() if key != "text"}
     types["Place"] = _closed_object(without_text, types["Place"]["description"])
@@ -117,6 +131,7 @@ _EVENTS: Mapping[str, Mapping[str, Any]] = {
     },
     "plan (dry run of what cannot run)": {"dry_run": bool, "skip": str},
     "done (of a claim)": {"claim": LedgerLine, "exit_code": int, "run_dir": str},
+    "done (of why)": {"why": why_json.WhyRecord, "exit_code": int, "run_dir": str},
     "error": {"message": str},
 }
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import assert_never
 
 from nsa_harness.core.comparison.decisions import Playbook
+from nsa_harness.core.experiment.why import WhyReport
 from nsa_harness.core.outcome.callstacks import StackNode, stack_trees
 from nsa_harness.core.report import CallStack, Outcome, Place, Report, Status
 from nsa_harness.render import answer, sections
@@ -25,12 +26,15 @@ from nsa_harness.supervisor.storage.ledger import LedgerLine
 from nsa_harness.texts import words
 
 
-def summary_md(report: Report, playbook: Playbook, claim: LedgerLine | None = None) -> str:
+def summary_md(
+    report: Report, playbook: Playbook, claim: LedgerLine | None = None, why: WhyReport | None = None
+) -> str:
     """Return SUMMARY.md as text.
 
     Equal reports give equal texts.
     """
-    return "\n".join(_section_lines(report_sections(escaped(report), playbook, claim=escaped(claim)))) + "\n"
+    report, claim, why = escaped((report, claim, why))
+    return "\n".join(_section_lines(report_sections(report, playbook, claim=claim, why=why))) + "\n"
 
 
 def proof_link(path: str) -> str:

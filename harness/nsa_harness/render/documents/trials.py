@@ -1,4 +1,4 @@
-"""The part of a report that answers a claim or a verification, and the trials of an experiment as runs of a report.
+"""The parts of a report that answer a claim, a verification or `why`, and the trials as runs of a report.
 
 The runs of a bisection, a claim or a verification are trials: each of them counts, and none is expected to pass or to
 fail.
@@ -9,22 +9,57 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from nsa_harness.core.experiment.why import WhyReport
 from nsa_harness.core.report import Outcome, Report, Status
-from nsa_harness.render.sections import Grounds, Part, Section, Sentence, Span
+from nsa_harness.render.experiments import why as shown
+from nsa_harness.render.sections import Bullets, Grounds, Part, Section, Sentence, Span, Table, line, lines
 from nsa_harness.supervisor.storage.ledger import LedgerLine, LedgerSide
+from nsa_harness.texts import why as why_texts
 from nsa_harness.texts import words
 
 _SIDES = {"claim": ("without it", "with it"), "verify": ("before", "now")}
 
 
-def answer_section(line: LedgerLine) -> Part:
+def answer_section(answer: LedgerLine) -> Part:
     """Return the part of a report that answers a claim or a verification."""
-    name = "Verification" if line.kind == "verify" else "Claim"
+    name = "Verification" if answer.kind == "verify" else "Claim"
     sections: tuple[Section, ...] = (
-        Sentence(line=(Span(line.result.upper(), strong=True), Span(line.why))),
-        Grounds(rows=tuple(_rows(line))),
+        Sentence(line=(Span(answer.result.upper(), strong=True), Span(answer.why))),
+        Grounds(rows=tuple(_rows(answer))),
     )
-    return Part(title=f"{name}: {line.text}", sections=sections, chapter=True)
+    return Part(title=f"{name}: {answer.text}", sections=sections, chapter=True)
+
+
+def why_section(why: WhyReport) -> Part:
+    """Return the part of a report that says why the ranks of a failed run took different ways."""
+    name, _, answer = shown.headline(why).partition("  ")
+    sections: list[Section] = [Sentence(line=(Span(f"{name}:", strong=True), Span(answer), Span(shown.took_text(why))))]
+    explanation, origin = why.explanation, why.origin
+    if why.has_origin and explanation is not None and origin is not None:
+        namer = why_texts.namer_of(why_texts.places_of(explanation))
+        sections.append(Sentence(label="Why:", line=line(" ".join(why_texts.sentences(explanation, origin, namer)))))
+        rows = tuple(
+            ((Span(name),), (Span(source, code=True),) if source else (), (Span(remark),))
+            for name, source, remark in why_texts.path_rows(explanation, origin, namer)
+        )
+        sections.append(
+            Table(title="From the origin to the effect", head=("line", "source", "what happens"), rows=rows)
+        )
+        head, values = why_texts.value_table(explanation, origin)
+        if values:
+            sections.append(Table(title="Values that differ or decide", head=head, rows=lines(values)))
+        sections.append(Sentence(label="Do:", line=line(why_texts.remedy(origin, namer))))
+        if why.others:
+            items = tuple(shown.other_text(other, namer) for other in why.others)
+            sections.append(Bullets(title="Further candidates:", items=items))
+    else:
+        sections.append(Sentence(label="Why:", line=line(" ".join(shown.not_answered_texts(why)))))
+        sections += [Sentence(label="Do:", line=line(why.first.advice))] if why.first.advice else []
+        if other := shown.other_origin_text(why):
+            sections.append(Bullets(title="Shown by a recorded run:", items=(other,)))
+    remarks = (("proof", shown.proof_texts(why)), ("note", shown.note_texts(why)))
+    sections.append(Grounds(rows=tuple((label, (text,)) for label, texts in remarks for text in texts)))
+    return Part(title=f"Why {why.scenario} of {why.first.run_id} failed", sections=tuple(sections), chapter=True)
 
 
 def _rows(line: LedgerLine) -> Iterator[tuple[str, tuple[str, ...]]]:

@@ -58,6 +58,7 @@ class AttemptDir:
         self.interruption_note = path / "interrupted"  # written by the reaper if nsa-harness was killed, not for Ctrl-C
         self.evidence = path / "evidence"
         self.verdict = path / "verdict.json"
+        self.explanation = path / "explanation.json"  # why the ranks of a recorded attempt took different ways
         self.trace = path / "trace.json"
         self.repro = path / "repro"  # the smallest reproduction
 
@@ -109,6 +110,9 @@ class RunDir:
         # Files of a claim.
         self.claim_state = path / "claim_state.json"  # the inputs of the claim, and whether it has finished
         self.trials = path / "trials.jsonl"  # the results of its runs
+        # Files of `why`, which also has the results of its runs in trials.jsonl.
+        self.why = path / "why.json"  # the answer
+        self.why_state = path / "why_state.json"  # the inputs of the question, and whether it is answered
         # Files of `ready`, a check before production.
         self.readiness = path / "READINESS.md"
         self.readiness_record = path / "readiness.json"
