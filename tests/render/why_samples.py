@@ -49,12 +49,12 @@ SHARED = WhyRun(
 )  # fmt: skip
 CERTAIN = WhyReport(
     scenario="train", first=FIRST, directory="/home/ada/project", max_runs=6, result=WhyResult.CERTAIN,
-    explanation=EXPLANATION, runs=(RECORDED, SHARED),
+    explanation=EXPLANATION, runs=(RECORDED, SHARED, replace(RECORDED, dir="train~3")),
 )  # fmt: skip
 LIKELY = replace(CERTAIN, result=WhyResult.LIKELY, runs=(RECORDED,))
 DECISION = replace(
     CERTAIN, result=WhyResult.DECISION,
-    runs=(RECORDED, replace(SHARED, experiment="force_branch", proof=Proof.DECISION)),
+    runs=(RECORDED, replace(SHARED, experiment="force_branch", proof=Proof.DECISION), RECORDED),
 )  # fmt: skip
 DROPPED = replace(CERTAIN, result=WhyResult.LIKELY, runs=(RECORDED, replace(SHARED, end="HANG", proof=Proof.DROPPED)))
 FIRST_LINE = replace(

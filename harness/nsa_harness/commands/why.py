@@ -284,7 +284,11 @@ def _with_recording(spec: RunSpec, of: str, *, values: bool, experiment: Planned
     settings = dict(spec.settings) | {f"run.env.{name}": value for name, value in change.env}
     env |= dict(experiment.env) if experiment else {}
     new_hash = hashlib.sha256(f"{spec.spec_hash} why {of} {change.env}".encode()).hexdigest()[:12]
-    return replace(spec, env=tuple(sorted(env.items())), settings=tuple(sorted(settings.items())), spec_hash=new_hash)
+    note = f"experiment of why: {texts.change_text(experiment)}" if experiment else "recorded by why"
+    return replace(
+        spec, notes=(*spec.notes, note), env=tuple(sorted(env.items())), settings=tuple(sorted(settings.items())),
+        spec_hash=new_hash,
+    )  # fmt: skip
 
 
 def _refuse_old_python(interpreter: Interpreter, python: str | None) -> None:
@@ -385,6 +389,7 @@ class _Inquiry:
         elif not trial.config and run.result in (RunResult.SAME, RunResult.OTHERWISE):
             self._explain(outcome)
         self.report = replace(self.report, result=result_of(self.report))
+        self._write()
         self.experiment.show(partial(shown.run_lines, self.report))
 
     def _attempt(self, outcome: Outcome) -> AttemptDir:

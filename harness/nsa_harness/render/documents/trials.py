@@ -57,8 +57,9 @@ def why_section(why: WhyReport) -> Part:
         sections += [Sentence(label="Do:", line=line(why.first.advice))] if why.first.advice else []
         if other := shown.other_origin_text(why):
             sections.append(Bullets(title="Shown by a recorded run:", items=(other,)))
-    remarks = (("proof", shown.proof_texts(why)), ("note", shown.note_texts(why)))
-    sections.append(Grounds(rows=tuple((label, (text,)) for label, texts in remarks for text in texts)))
+    for title, texts in (("Proof:", shown.proof_texts(why)), ("Limits:", shown.note_texts(why))):
+        if items := tuple(texts):
+            sections.append(Bullets(title=title, items=items))
     return Part(title=f"Why {why.scenario} of {why.first.run_id} failed", sections=tuple(sections), chapter=True)
 
 

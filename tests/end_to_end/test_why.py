@@ -1,0 +1,114 @@
+"""`nsa-harness why` under torchrun: a state that an extra call changes, an early stop by the rank's own loss."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+# The preview on rank 0 advances a counter that all ranks use to decide when to synchronize.
+LEAK = """
+import torch
+import torch.distributed as dist
+
+
+class Sampler:
+    def __init__(self):
+        self.drawn = 0
+
+    def draw(self):
+        self.drawn += 1
+        return self.drawn
+
+
+def preview(sampler):
+    return sampler.draw()
+
+
+def train(rank, sampler):
+    for step in range(12):
+        number = sampler.draw()
+        if rank == 0 and step == 4:
+            preview(sampler)
+        if number % 3 == 0:
+            dist.all_reduce(torch.ones(1))
+    dist.barrier()
+
+
+dist.init_process_group("gloo")
+train(dist.get_rank(), Sampler())
+dist.destroy_process_group()
+"""
+EARLY_STOP = """
+import torch
+import torch.distributed as dist
+
+
+def validate(rank, step):
+    return 1.0 / (1 + step) if rank == 0 or step < 3 else 1.0
+
+
+def train(rank):
+    best, bad = float("inf"), 0
+    for step in range(20):
+        dist.all_reduce(torch.ones(1))
+        loss = validate(rank, step)
+        bad = bad + 1 if loss >= best else 0
+        best = min(best, loss)
+        if bad >= 3:
+            break
+    dist.barrier()
+
+
+dist.init_process_group("gloo")
+train(dist.get_rank())
+dist.destroy_process_group()
+"""
+
+
+def line_of(program: str, text: str) -> int:
+    return next(number for number, line in enumerate(program.splitlines(), start=1) if text in line)
+
+
+def answer(workspace, program: str):
+    (workspace.directory / "train.py").write_text(program)
+    failed = workspace.harness("run", "--script", "train.py")
+    assert failed.outcome["verdict"] in ("HANG", "FAIL")
+    ran = workspace.harness("why", str(failed.run_dir))
+    return ran, json.loads((ran.run_dir / "why.json").read_text())
+
+
+@pytest.mark.slow
+def test_the_extra_call_that_changes_a_counter_is_found_and_proven(workspace):
+    ran, why = answer(workspace, LEAK)
+    lines = [one["place"]["line"] for one in why["explanation"]["candidates"]]
+    origins = {line_of(LEAK, "self.drawn += 1"), line_of(LEAK, "            preview(sampler)")}
+    assert ran.code == 0
+    assert origins & set(lines[:3]), why["claim"]
+    assert why["result"] == "certain"
+    assert lines[why["origin"]] in origins
+    assert "## Why train of" in (ran.run_dir / "SUMMARY.md").read_text()
+
+
+@pytest.mark.slow
+def test_an_early_stop_by_the_loss_of_one_rank_is_explained_from_its_origin(workspace):
+    ran, why = answer(workspace, EARLY_STOP)
+    lines = [one["place"]["line"] for one in why["explanation"]["candidates"]]
+    origins = {line_of(EARLY_STOP, text) for text in ("return 1.0 /", "loss = validate", "bad = bad + 1")}
+    assert ran.code == 0
+    assert origins & set(lines[:3]), why["claim"]
+    assert why["result"] in ("certain", "decision", "likely")
+    assert why["explanation"]["division"]["place"]["line"] == line_of(EARLY_STOP, "if bad >= 3")
+
+
+@pytest.mark.slow
+def test_a_program_that_does_not_fail_again_is_told_so_and_a_healthy_run_has_no_why(workspace):
+    (workspace.directory / "train.py").write_text(EARLY_STOP)
+    failed = workspace.harness("run", "--script", "train.py")
+    (workspace.directory / "train.py").write_text(EARLY_STOP.replace("step < 3", "True"))
+    ran = workspace.harness("why", str(failed.run_dir), "--repeat", "1")
+    why = json.loads((ran.run_dir / "why.json").read_text())
+    assert (ran.code, why["result"], why["explanation"]) == (125, "passed", None)
+    assert ran.report["outcomes"][0]["findings"] == []
+    healthy = workspace.harness("run", "--script", "train.py")
+    assert workspace.harness("why", str(healthy.run_dir)).code == 2
