@@ -101,20 +101,20 @@ def look(change: str, status: Status = FAIL, *, says: str = "this", cause: str |
         (bad("cuda_assert"), {"device": "cuda"}, ["launch_blocking"]),
         (bad("cuda_assert"), {"device": "cpu"}, []),
         (bad("lock_cycle", HANG), {}, []),
-        (bad("unknown", HANG, confidence=0.3), {}, ["recorded", "again"]),
+        (bad("unknown", HANG, confidence=0.3), {}, ["recorded"]),
         (bad("unknown", HANG, confidence=0.3), {"ranks": 1}, ["again"]),
         (bad("unknown", HANG, confidence=0.3), {"env": (("_NSA_HARNESS_RECORD", "{}"),)}, ["again"]),
         (bad("rank_conditional_collective", HANG), {}, ["recorded"]),
         (bad("uneven_inputs"), {}, ["recorded"]),
-        (bad("unknown", HANG, confidence=0.3), {"program": OURS}, ["recorded", "vanilla", "again"]),
+        (bad("unknown", HANG, confidence=0.3), {"program": OURS}, ["recorded", "vanilla"]),
         (bad("exception", phase="backward", confidence=0.5), {"program": OURS}, ["anomaly", "recorded", "names"]),
         (bad("transport", HANG), {"program": tuple(w.replace("gloo", "nccl") for w in OURS)}, ["gloo", "again"]),
         (bad("transport", HANG), {"program": ("train.py", "--backend", "nccl")}, ["again"]),
-        (bad("unknown", HANG, confidence=0.3), {"program": ("t.py", *OURS[1:-1])}, ["recorded", "again"]),
+        (bad("unknown", HANG, confidence=0.3), {"program": ("t.py", *OURS[1:-1])}, ["recorded"]),
         (
             bad("unknown", HANG, confidence=0.3),
             {"program": (*OURS[:3], "--branch", "cmp", *OURS[5:])},
-            ["recorded", "again"],
+            ["recorded"],
         ),
         (bad("exception", phase="backward"), {"program": (*OURS[:-2], "--detect-anomaly", OURS[-1])}, []),
         (bad("slow", confidence=0.5), {}, []),
@@ -126,6 +126,24 @@ def test_what_a_run_left_open_decides_what_is_tried(
     outcome: Outcome, changes: dict[str, Any], names: list[str]
 ) -> None:
     assert planned(outcome, **changes) == names
+
+
+def test_a_recorded_rerun_names_the_line_that_made_the_ranks_diverge_and_is_never_certain() -> None:
+    origin = Place(file="/home/ada/train.py", line=7)
+    own = replace(found("deepened", "train.py:7 draws `x` at random", place=origin), advice="Draw once.")
+    deeper = replace(
+        look("recorded", HANG, says="a record", cause="uneven_inputs"),
+        findings=(own,), culprit=Culprit(ranks=(0,), step=1, collective=None, place=FORWARD),
+    )  # fmt: skip
+    base = replace(bad("uneven_inputs", HANG, place=IN_BACKWARD), dir="ddp")
+    first, second = with_diagnostic_reruns([base, deeper])
+    assert first.culprit is not None
+    assert first.culprit.place is not None
+    assert (first.culprit.place.line, first.findings[-1].advice) == (7, "Draw once.")
+    says = "with a record (attempt 2) the ranks diverged because of this line: train.py:7 draws `x` at random"
+    assert first.findings[-1].claim == says
+    assert first.findings[-1].confidence < 0.9
+    assert second.rerun_answer == says
 
 
 def test_without_the_probe_no_mode_is_asked_for_that_it_alone_could_switch_on() -> None:

@@ -229,10 +229,15 @@ def commands_after(outcome: Outcome) -> list[list[str]]:
 def test_the_next_command_after_a_failure_explains_it_and_never_repeats_it() -> None:
     hung = replace(DEADLOCK, next_command=None)
     fixed = ["fixed?", f"nsa-harness run --verify {RUN_DIR}"]
-    assert commands_after(hung) == [["next", "nsa-harness explain rank_conditional_collective"], fixed]
+    assert commands_after(hung) == [["next", f"nsa-harness why {RUN_DIR}"], fixed]
+    waits = replace(hung, verdict=replace(hung.verdict, cause="lock_cycle"))
+    waits = replace(waits, findings=(replace(hung.findings[0], code="lock_cycle"),))
+    assert commands_after(waits) == [["next", "nsa-harness explain lock_cycle"], fixed]
     unknown = replace(hung, verdict=replace(hung.verdict, cause="unknown"))
     unknown = replace(unknown, findings=(replace(hung.findings[0], code="unknown"),))
-    assert commands_after(unknown) == [["next", f"nsa-harness report -v {RUN_DIR}"], fixed]
+    assert commands_after(replace(unknown, culprit=None, spec=replace(unknown.spec, ranks=1))) == [
+        ["next", f"nsa-harness report -v {RUN_DIR}"], fixed,
+    ]  # fmt: skip
 
 
 def test_a_run_that_was_not_judged_is_not_proposed_again_and_an_unforeseen_pass_is_repeated() -> None:

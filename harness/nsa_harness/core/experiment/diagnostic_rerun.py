@@ -92,7 +92,9 @@ def next_change(
     cause_reruns = row_of(outcome.verdict.cause).second_run
     if outcome.verdict.status not in (Status.FAIL, Status.HANG) or cause_reruns is None:
         return None
-    changes = {change.name: change for change in (*_ANY_PROGRAM, *program_changes, AGAIN)}
+    # A recorded run also shows whether the failure happens again.
+    again = () if SecondRun.RECORDED in earlier_changes else (AGAIN,)
+    changes = {change.name: change for change in (*_ANY_PROGRAM, *program_changes, *again)}
     suggested = (changes[run] for run in _suggested_reruns(outcome, cause_reruns, changes) if run in changes)
     possible = (
         change
@@ -237,8 +239,10 @@ def rerun_finding(outcome: Outcome, rerun_outcome: Outcome) -> Finding:
         },
         ranks=own_finding.ranks if own_finding else (),
         place=own_finding.place if own_finding else None,
-        # One pair of runs makes the finding likely, but not certain.
-        evidence=EvidenceKind.RECORD if own_finding and end is _RerunEnd.SAME else EvidenceKind.OPEN,
+        # One pair of runs makes the finding likely, but not certain. Only an experiment proves an origin.
+        evidence=EvidenceKind.RECORD
+        if own_finding and end is _RerunEnd.SAME and rerun.change != SecondRun.RECORDED
+        else EvidenceKind.OPEN,
         proof=own_finding.proof
         if own_finding
         else ((f"{rerun_outcome.dir}/verdict.json",) if rerun_outcome.dir else ()),

@@ -19,6 +19,7 @@ from nsa_harness.core.comparison.severity import silent_faults
 from nsa_harness.core.comparison.sweeps import sweeps
 from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.evidence.live import FirstSnapshot, Progress
+from nsa_harness.core.experiment.why import ranks_part
 from nsa_harness.core.plan import RunSpec, Skip
 from nsa_harness.core.report import RUNS_ON, Finding, MachineFacts, Outcome, Report, Status
 from nsa_harness.render import answer, sections
@@ -347,28 +348,33 @@ def _next_commands(report: Report, playbook: Playbook, run_dir: Path) -> Iterato
     if any(outcome.ending_text == RUNS_ON for outcome in outcomes):
         # nsa-harness did not start this job, so no command can repeat it
         if worst and answer.cause_of(worst):
-            yield "next", _explaining_command(worst, run_dir) or ""
+            yield "next", _explaining_command(worst, run_dir, None) or ""
         return
     if report.interrupted:
         yield "next", f"nsa-harness run --resume={shlex.quote(str(run_dir))}"
         return
     playbook = playbook_for(playbook, report.outcomes)
-    if command := next(iter(next_commands(report.gates)), stored) or (worst and _explaining_command(worst, run_dir)):
+    path = run_dir / worst.dir if worst and len(outcomes) > 1 else run_dir
+    if command := next(iter(next_commands(report.gates)), stored) or (
+        worst and _explaining_command(worst, run_dir, path if "watch" not in report.command.split()[:2] else None)
+    ):
         yield "next", command
     elif worst is None and [outcome.verdict.status for outcome in outcomes] == [Status.PASS] and playbook.onward:
         yield "next", playbook.onward
     if worst and worst.repeat_command and worst.verdict.status in (Status.HANG, Status.FAIL):
-        path = run_dir if len(outcomes) == 1 else run_dir / worst.dir
         yield "fixed?", f"nsa-harness run --verify {shlex.quote(str(path))}"
 
 
-def _explaining_command(outcome: Outcome, run_dir: Path) -> str | None:
+def _explaining_command(outcome: Outcome, run_dir: Path, path: Path | None) -> str | None:
     """Return the command that says more about an outcome that was not expected, or None if there is none.
 
-    If no rule identified the cause of a failure, or the run could not be judged, it prints the evidence. A run that
-    passed against expectation is repeated, because it may fail only sometimes.
+    If the ranks took different ways, a recorded run shows why. If no rule identified the cause of a failure, or the run
+    could not be judged, it prints the evidence. A run that passed against expectation is repeated, because it may fail
+    only sometimes. `path`: what to launch again, the run or one of its attempts, or None for an observed job.
     """
     cause = answer.cause_of(outcome)
+    if path is not None and outcome.repeat_command and ranks_part(outcome, outcome.spec.ranks):
+        return f"nsa-harness why {shlex.quote(str(path))}"
     if cause is not None and cause.code != Cause.UNKNOWN:
         return f"nsa-harness explain {cause.code}"
     if outcome.verdict.status is not Status.PASS:
