@@ -393,3 +393,17 @@ def test_a_quote_that_yaml_doubles_does_not_end_the_secret() -> None:
 def test_a_line_of_a_dockerfile_is_no_code() -> None:
     token = noise(24)
     assert token not in Secrets().text(f"ENV HUB_TOKEN={token} \\\n    NCCL_DEBUG=INFO", code=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "secret"),
+    [
+        ("send: 'AUTH PLAIN §\\r\\n'", "AHRyYWluQG5vcmRsYWIuaW8A" + "TWpvbGswcGFrZXQh"),
+        ("GET /data?lat=59.3&appid=§ HTTP/1.1", noise(32, HEX)),
+        ('createUser gpumon SHA "first-1-part" AES "§"', "c0rmorant.Bay7"),
+        ('client = Client("name of the account", "§")', noise(32, HEX)),
+    ],
+    ids=["smtp", "query", "snmp", "client"],
+)
+def test_a_secret_that_a_fixed_text_announces_is_found(text: str, secret: str) -> None:
+    assert secret not in Secrets().text(text.replace("§", secret))

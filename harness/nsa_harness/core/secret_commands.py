@@ -63,7 +63,6 @@ def passwords_in_words(words: Sequence[str]) -> Iterator[tuple[int, int, int]]:
         if (
             previous in taking
             or (is_login and f"login:{previous}" in taking)
-            or (previous == "login" and "login:*" in taking)
             or (is_login and "login:*" in taking and not word.startswith("-") and is_secret(word, Required.MIXED))
         ):
             start = 0

@@ -342,6 +342,7 @@ _LIST = re.compile(rf"[\[(][ \t\n]{{0,16}}(?:[bru]?{_QUOTE}[^\"'`\\\n]{{1,512}}{
 _ITEM = re.compile(rf"(?<=[\[(,\s])[bru]?{_QUOTE}(?=[^\s,\])])")
 _BARE = re.compile(rf"(?:[^\s\"'`;|<>\\\0]|\\(?![nrtu\"'\\x\s])|(?<=\w)[\"'](?=\w)){{1,{_MAX_CHARS}}}")
 _END_OF_LINE = re.compile(r"[ \t]*(?:\r?\n|$|#)")
+_IS_NAME = re.compile(rf"{_QUOTE}[ \t]{{0,4}}:[ \t]{{0,4}}[\"'{{\[]")
 _NEXT_NAME = re.compile(r"[A-Za-z_][\w.-]{0,64}=")
 _CODE_LINE = re.compile(
     r"^([ \t|]{0,64})File \"[^\"\n]{1,512}\", line \d+[^\n]{0,256}\n\1[ \t]{1,8}([^\n]{1,512})", re.MULTILINE
@@ -492,7 +493,7 @@ def _value_at(
         )
         if value[0] in "),]}":  # the quote ends a text such as "Password: "
             return None
-        if value == name or (" " in value and goes_on_as_prose(value, "")):
+        if value == name or _IS_NAME.match(text, quoted.end()) or (" " in value and goes_on_as_prose(value, "")):
             return None
         for found in _value_of(name, value, required, quoted.start(3), may_be_url=may_be_url):
             return replace(found, value=_without_escapes(found.value.replace("''", "'")))

@@ -228,6 +228,7 @@ _ATTRIBUTE = re.compile(
     r"(?:self|cls|args?|cfg|conf|config|os|settings|opts?|options|env|environ|params|ctx|flags|hparams|this|process"
     r"|request|secrets|credentials|creds|var|local|data|module)(?:\.[A-Za-z_]\w*)+"
 )
+_CMDLET = re.compile(r"\(?(?:Get|Read|New|Import|Convert\w{0,16})-[A-Z]\w{1,64}")  # a command of PowerShell
 _IDENTIFIER = re.compile(r"_*[A-Za-z]+(?:[_.][A-Za-z]+)+_*|[a-z]+(?:[A-Z][a-z]+)+")
 _NUMBER = re.compile(
     r"[-+~≈<>]?(?:0x[0-9a-fA-F]+|[0-9][0-9.,:/x×_eE+\-]*(?:[a-zA-Zµ%]{0,4}(?:/[a-zA-Z]{1,6})?))|v?[0-9]+\.[0-9a-z][\w.+-]{0,20}"
@@ -319,7 +320,7 @@ def is_reference(value: str) -> bool:
     if called := _CALLED.match(value):
         arguments = value[called.end() :]
         return arguments.startswith("[") or ")" in arguments or arguments.endswith(("(", ","))
-    if _ATTRIBUTE.fullmatch(value):
+    if _ATTRIBUTE.fullmatch(value) or _CMDLET.fullmatch(value):
         return True
     return _IDENTIFIER.fullmatch(value) is not None and required_of(value, typed=True) is not None
 

@@ -33,7 +33,7 @@ _CRUMB = re.compile(
 )
 _COOKIE_ATTRIBUTES = words_of("path domain expires max-age samesite secure httponly version priority")
 _NETRC = re.compile(
-    r"\b(?:login|user|username)[ \t\n]{1,8}(\S{1,128})[ \t\n]{1,8}(?:password|passwd|pass)[ \t\n]{1,8}(\S{1,512})"
+    r"\b(?:login|user|username)[ \t\n]{1,8}\S{1,128}[ \t\n]{1,8}(?:password|passwd|pass)[ \t\n]{1,8}(\S{1,512})"
 )
 _PHRASE = re.compile(
     r"(?i:identified[ ]by(?:[ ]password)?|wandb[ ]login(?:[ ]--?[\w-]{1,16}(?:=\S{1,256})?){0,3}"
@@ -66,6 +66,55 @@ _LOGIN_CALL = re.compile(
 _LITERAL = re.compile(r"\"([^\"\n]{1,512})\"|'([^'\n]{1,512})'")
 
 
+# Texts of which one occurs in each match, the pattern, and what its groups must look like.
+_SIMPLE_PHRASES: tuple[tuple[tuple[str, ...], re.Pattern[str], Required], ...] = (
+    (("code=",), _OAUTH_CODE, Required.NO_WORD),
+    (("echo ", "printf "), _PIPED, Required.NO_WORD),
+    (("-user", "-login", "-cred"), _USER_OPTION, Required.NO_WORD),
+    (("login", "user"), _NETRC, Required.ANYTHING),
+    (("Password",), _PROMPT, Required.NO_WORD),
+    (("(",), _FIRST_ARGUMENT, Required.RANDOM),
+    ((".format(",), _FORMATTED, Required.NO_WORD),
+    # Client("name of an account", "token")
+    (
+        ("Client(",),
+        re.compile(
+            r"\b\w{0,32}Client\((?:[ \t\n]{0,16}[\"'][^\"'\n]{1,128}[\"'],){1,3}[ \t\n]{0,16}[\"']([0-9a-f]{32,64})\b"
+        ),
+        Required.RANDOM_OR_HEX,
+    ),
+    # The debugging output of smtplib and imaplib.
+    (
+        ("AUTH",),
+        re.compile(r"\bAUTH(?:ENTICATE)? (?:PLAIN|LOGIN|XOAUTH2|CRAM-MD5) ([A-Za-z0-9+/]{8,1024}={0,2})"),
+        Required.NO_WORD,
+    ),
+    (("appid=", "subscription-key="), re.compile(r"[?&](?:appid|subscription-key)=(\w{24,128})"), Required.MIXED),
+    # A plan of Terraform, and the configuration of SNMP.
+    (
+        ("random_password",),
+        re.compile(r"\"random_password\"[^}]{0,400}?\bresult[ \t]{0,8}=[ \t]{0,8}\"([^\"\n]{4,256})\""),
+        Required.NO_WORD,
+    ),
+    (
+        ("createUser",),
+        re.compile(r"\bcreateUser \S{1,64} \w{3,8} \"?([^\s\"]{4,128})\"?(?: \w{3,8} \"?([^\s\"]{4,128}))?"),
+        Required.NO_WORD,
+    ),
+    # Commands of Windows.
+    (
+        ("SecureString",),
+        re.compile(r"ConvertTo-SecureString[ ]{1,4}(?:-String[ ]{1,4})?[\"']([^\"'\n]{4,256})[\"']"),
+        Required.NO_WORD,
+    ),
+    (
+        ("net use ",),
+        re.compile(r"\bnet use [^\n]{1,200}?(?:/user:\S{1,128} ([^\s/]\S{3,127})|\\ ([^\s/\\]\S{3,127}) /user:)"),
+        Required.NO_WORD,
+    ),
+)
+
+
 def announced_secrets(text: str) -> Iterator[tuple[int, int]]:
     """Yield the positions, as start and end, of the secrets that follow a fixed text."""
     if "uthorization" in text or "UTHORIZATION" in text:
@@ -81,26 +130,22 @@ def announced_secrets(text: str) -> Iterator[tuple[int, int]]:
         yield from (m.span(1) for m in _BASIC.finditer(text) if is_basic_login(m[1]))
     if "igest" in text:
         yield from (m.span(1) for m in _DIGEST.finditer(text))
-    for hint, pattern in (("code=", _OAUTH_CODE), ("echo ", _PIPED), ("printf ", _PIPED)):
-        for match in pattern.finditer(text) if hint in text else ():
-            if is_secret(match[1], Required.NO_WORD):
-                yield match.span(1)
-    if "-user" in text or "-login" in text or "-cred" in text:
-        for match in _USER_OPTION.finditer(text):
-            if is_secret(match[1], Required.NO_WORD):
-                yield match.span(1)
+    for hints, pattern, required in _SIMPLE_PHRASES:
+        for match in pattern.finditer(text) if any(hint in text for hint in hints) else ():
+            for group in range(1, pattern.groups + 1):
+                if match[group] and is_secret(match[group], required):
+                    yield match.span(group)
     if "ookie" in text or "OOKIE" in text:
         for match in _COOKIES.finditer(text):
             for crumb in _CRUMB.finditer(text, *match.span(1)):
                 if crumb[1].lower() not in _COOKIE_ATTRIBUTES and is_secret(crumb[2], Required.MIXED):
                     yield crumb.span(2)
-    if "login" in text or "user" in text:
-        yield from (m.span(2) for m in _NETRC.finditer(text) if is_secret(m[2], Required.ANYTHING))
     lower = text.lower()
     if "identified by" in lower or "wandb login" in lower or "password " in lower or "passwd " in lower:
         for match in _PHRASE.finditer(text):
             value = match[2].rstrip(".,;:!?)")
-            if is_secret(value, Required.NO_WORD) and (match[1] or not is_reference(match[2])):
+            required = Required.MIXED if "login" in match[0] else Required.NO_WORD
+            if is_secret(value, required) and (match[1] or not is_reference(match[2])):
                 yield match.start(2), match.start(2) + len(value)
     for match in _FOREIGN_NAME.finditer(text) if not text.isascii() or "asse" in lower else ():
         stop = text.find("\n", match.end(), match.end() + 60)
@@ -110,12 +155,6 @@ def announced_secrets(text: str) -> Iterator[tuple[int, int]]:
                 break
     if "phrase" in lower or "mnemonic" in lower:
         yield from (m.span(2) for m in _PASSPHRASE.finditer(text) if m[2].count(" ") >= 2)
-    if "Password" in text:
-        yield from (m.span(1) for m in _PROMPT.finditer(text) if is_secret(m[1], Required.NO_WORD))
-    for pattern, required in ((_FIRST_ARGUMENT, Required.RANDOM), (_FORMATTED, Required.NO_WORD)):
-        for match in pattern.finditer(text):
-            if is_secret(match[1], required):
-                yield match.span(1)
     if text.count(":") >= 4:
         yield from (m.span(1) for m in _PGPASS.finditer(text) if is_secret(m[1], Required.NO_WORD))
     for match in _LOGIN_CALL.finditer(text):
