@@ -286,8 +286,12 @@ def test_no_experiment_is_made_with_a_program_that_writes_to_a_shared_service(
     launched.ends = [HANG]
     assert run_command_line(["why", run_dir]) == 0
     out = " ".join(capsys.readouterr().out.split())
-    assert "the program imports psycopg2, so each run may change data outside its directory" in out
+    assert "because the program uses the database psycopg2; no experiment is made without --experiment" in out
     assert len(launched.specs) == 1
+    judge_as(monkeypatch, ExperimentResult.WENT_ON)
+    launched.ends = [HANG, PASS, HANG]
+    assert run_command_line(["why", run_dir, "--experiment"]) == 0
+    assert "certain, by experiment" in capsys.readouterr().out
 
 
 def test_the_line_of_a_lock_stands(launched: Launched, stored: Callable[..., str], capsys: Any) -> None:

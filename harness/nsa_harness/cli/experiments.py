@@ -237,8 +237,13 @@ def why(
     run: StoredRun = None,
     python: Annotated[str | None, option("--python PATH", _PYTHON, PROGRAM)] = None,
     experiment: Annotated[
-        bool, option("--experiment/--no-experiment", "Test the answer by experiments in further runs.", RUNS)
-    ] = True,
+        bool | None,
+        option(
+            "--experiment/--no-experiment",
+            "Test the answer by experiments in further runs. By default, unless the program uses a shared service.",
+            RUNS,
+        ),
+    ] = None,
     values: Annotated[bool, option("--values/--no-values", "Record the values of names.", RUNS)] = True,
     repeat: Annotated[
         int, option("--repeat N", "Recorded runs at most, until one fails like the first run.", RUNS, min=1)

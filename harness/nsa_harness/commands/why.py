@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -18,6 +19,8 @@ from nsa_harness.commands.experiment import Experiment, experiment_in
 from nsa_harness.commands.run import judge_attempts
 from nsa_harness.commands.session import INTERRUPTED
 from nsa_harness.commands.verify import failed_attempts
+from nsa_harness.core.evidence.evidence import Evidence
+from nsa_harness.core.evidence.host import Process
 from nsa_harness.core.experiment.diagnostic_rerun import recording_change
 from nsa_harness.core.experiment.trial import Trial, make_trial
 from nsa_harness.core.experiment.why import (
@@ -44,7 +47,9 @@ from nsa_harness.core.recording.explanation import (
     PlannedExperiment,
 )
 from nsa_harness.core.recording.judgement import Judgement, judge_experiment, read_events, with_control
+from nsa_harness.core.recording.patch import patch, place_to_change
 from nsa_harness.core.recording.recording import RankRecording
+from nsa_harness.core.recording.side_effects import side_effects
 from nsa_harness.core.report import HangKind, Outcome, Status
 from nsa_harness.errors import UsageError
 from nsa_harness.render import answer
@@ -62,6 +67,7 @@ from nsa_harness.supervisor.experiments.cache_key import (
 from nsa_harness.supervisor.experiments.journal import SearchDirectory, TrialJournal, open_search, search_state
 from nsa_harness.supervisor.launch.launcher import end_dead_runs
 from nsa_harness.supervisor.launch.machine import machine_facts
+from nsa_harness.supervisor.storage.adapters import type_adapter
 from nsa_harness.supervisor.storage.explanations import program_texts, stored_explanation
 from nsa_harness.supervisor.storage.record import load_spec, read_record
 from nsa_harness.supervisor.storage.recordings import load_recordings
@@ -88,13 +94,8 @@ _PROOFS = {
 _OBSERVES = ("watch", "attach", "read")  # commands whose runs cannot be launched again
 _OLDEST_PYTHON = (3, 11)
 _SLOWER = 4  # a recorded run may take this many times as long before a time limit ends it
+_MAX_EVIDENCE_BYTES = 256 << 20
 _BUSY_S = 60.0  # the shortest default of limits.busy_s
-# Packages whose calls change something outside the directory of the run.
-_SERVICES = re.compile(
-    r"^\s*(?:import|from)\s+(psycopg2?|pymysql|MySQLdb|sqlalchemy|pymongo|redis|cassandra|boto3|botocore|kafka|pika"
-    r"|elasticsearch|clickhouse_driver|snowflake|google\.cloud|azure|paramiko|smtplib)\b",
-    re.MULTILINE,
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +106,7 @@ class WhyRequest:
     options: RunOptions
     python: str | None = None  # the interpreter for the program; None: the one that the failed run used
     values: bool = True
-    experiments: bool = True
+    experiments: bool | None = None  # None: unless the program may change something outside its run
     repeat: int = 2  # recorded runs at most, until one fails as before
     max_runs: int | None = None  # of all runs, from --budget
     budget_s: float | None = None
@@ -170,8 +171,6 @@ def print_patch(request: WhyRequest) -> int:
 
     Nothing is applied. Raises UsageError if no experiment proved anything.
     """
-    from nsa_harness.render.experiments.why_patch import patch
-
     run = find_run(request.run_path, request.options.parent)
     report = stored_why(run)
     if report is None:
@@ -179,11 +178,13 @@ def print_patch(request: WhyRequest) -> int:
     proved = next((one for one in report.runs if one.proof in SUCCESSES), None)
     if proved is None or proved.place is None or proved.place.file is None:
         raise UsageError(f"--patch {run.path}: no experiment let the run go on, so there is no change to print")
-    text = text_as_launched(proved.place.file, None)
-    diff = patch(ExperimentKind(proved.experiment), proved.place, proved.name, text, str(Path.cwd()))
+    kind, candidates = ExperimentKind(proved.experiment), report.explanation.candidates if report.explanation else ()
+    candidate = candidates[proved.candidate] if proved.candidate is not None and candidates else None
+    place = place_to_change(kind, proved.place, candidate)
+    diff = patch(kind, place, proved.name, candidate, text_as_launched(place.file or "", None), str(Path.cwd()))
     if diff is None:
         raise UsageError(
-            f"--patch {run.path}: the change cannot be written as a patch of {proved.place.file}, or the file was"
+            f"--patch {run.path}: the change cannot be written as a patch of {place.file}, or the file was"
             f" edited; in the experiment, {proved.change}"
         )
     print(diff, end="")
@@ -205,8 +206,9 @@ def _question(request: WhyRequest) -> _Question:
     spec = _recorded_spec(replace(spec, cwd=str(directory), python=python), run.run_id, outcome, values=request.values)
     program = LaunchedProgram(specs=(spec,), interpreter=query_interpreter_of((spec,)), working_dir=directory)
     _refuse_old_python(program.interpreter, python)
-    services = _services(program)
-    max_runs = request.repeat + (MAX_EXPERIMENTS + 1 if request.experiments and not services else 0)
+    effects = side_effects(_texts(program), _processes(run.attempt(outcome.spec.scenario, outcome.attempt)))
+    experiments = not effects if request.experiments is None else request.experiments
+    max_runs = request.repeat + (MAX_EXPERIMENTS + 1 if experiments else 0)
     alike = [one for one in attempts if one.spec.spec_hash == outcome.spec.spec_hash]
     passed = sum(one.verdict.status is Status.PASS for one in alike)
     notes = []
@@ -214,16 +216,14 @@ def _question(request: WhyRequest) -> _Question:
         notes.append(
             f"{passed} of {len(alike)} attempts of that run passed, so the failure depends on timing or chance"
         )
-    if services:
-        notes.append(
-            f"the program imports {services}, so each run may change data outside its directory; no experiment is made"
-        )
+    if effects:
+        notes.append(texts.effects_note(effects, experiments=experiments, is_asked=request.experiments is not None))
     return _Question(
         outcome=outcome, spec=spec, program=program,
         report=WhyReport(
             scenario=spec.scenario, first=_first(run, outcome), directory=str(directory),
             max_runs=min(max_runs, request.max_runs or max_runs), budget_s=request.budget_s, values=request.values,
-            experiments=request.experiments and not services, passed_before=passed, notes=tuple(notes),
+            experiments=experiments, passed_before=passed, notes=tuple(notes),
         ),
     )  # fmt: skip
 
@@ -301,13 +301,19 @@ def _refuse_old_python(interpreter: Interpreter, python: str | None) -> None:
         )
 
 
-def _services(program: LaunchedProgram) -> str:
-    """Return the names of imported packages that may write to a shared service, such as "boto3, redis", or ""."""
-    names: set[str] = set()
+def _texts(program: LaunchedProgram) -> Iterator[str]:
     for file in program.file_entries():
         if file.endswith(".py"):
-            names.update(_SERVICES.findall(text_as_launched(str(program.working_dir / file), None)))
-    return ", ".join(sorted(names))
+            yield text_as_launched(str(program.working_dir / file), None)
+
+
+def _processes(attempt: AttemptDir) -> Iterator[Process]:
+    """Yield the processes of the ranks in the stored snapshots of an attempt. Files that cannot be read are skipped."""
+    for file in attempt.directory.list_files(attempt.evidence, "*.json"):
+        with suppress(OSError, ValueError):
+            text = attempt.directory.read_whole_file(file, _MAX_EVIDENCE_BYTES)
+            for snapshot in type_adapter(Evidence).validate_json(text).snapshots:
+                yield from (one for rank in snapshot.ranks for one in (rank.process, *rank.children) if one)
 
 
 def _first(run: RunDir, outcome: Outcome) -> FirstAnswer:

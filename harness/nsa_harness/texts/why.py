@@ -21,6 +21,7 @@ from nsa_harness.core.recording.explanation import (
     PlannedExperiment,
     RankValues,
 )
+from nsa_harness.core.recording.side_effects import SideEffect
 from nsa_harness.core.report import Facts, Finding, Place
 from nsa_harness.texts.templates import environment
 from nsa_harness.texts.words import listing, ranks, statement, verb_for
@@ -29,6 +30,7 @@ Namer = Callable[[Place], str]
 
 _MAX_VALUE = 40  # characters of a value in a sentence or table
 _MAX_VALUES = 4  # different values of one name in a sentence
+_MAX_EFFECTS = 4  # side effects that a note names
 _MAX_COLUMNS = 6  # groups of ranks in the table of values
 
 
@@ -41,6 +43,18 @@ def _sections() -> Mapping[str, Mapping[str, str]]:
 def text_of_note(code: str) -> str:
     """Return the sentence for a limit of an answer, or the code itself if there is none."""
     return _sections()["note"].get(code, code)
+
+
+def effects_note(effects: Sequence[SideEffect], *, experiments: bool, is_asked: bool) -> str:
+    """Return what a further run may change outside its directory, and why no experiment is made.
+
+    `is_asked`: the command line has --experiment or --no-experiment.
+    """
+    templates = _sections()["effect"]
+    names = [environment().from_string(templates[effect.kind.value]).render(name=effect.name) for effect in effects]
+    shown = [*names[:_MAX_EFFECTS], *([f"{len(names) - _MAX_EFFECTS} more"] if len(names) > _MAX_EFFECTS else [])]
+    reason = "" if experiments or is_asked else "; no experiment is made without --experiment"
+    return f"each run may change data outside its directory, because the program uses {listing(shown)}{reason}"
 
 
 def change_text(planned: PlannedExperiment) -> str:

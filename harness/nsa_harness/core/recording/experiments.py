@@ -19,7 +19,7 @@ from nsa_harness.core.recording.explanation import (
     PlannedExperiment,
     RankValues,
 )
-from nsa_harness.core.recording.source_statements import LOOPS, Path, Statement, path_of, statement_at
+from nsa_harness.core.recording.source_statements import LOOPS, Path, Statement, called_names, path_of, statement_at
 from nsa_harness.core.report import Place
 
 MAX_OF_ORIGIN = 3  # experiments that test an origin
@@ -236,18 +236,11 @@ def _is_rank_number(value: RankValues, path: Path) -> bool:
 
 
 def _seeds(statement: Statement | None) -> bool:
-    return any("seed" in name for name in _called_names(statement))
+    return any("seed" in name for name in called_names(statement))
 
 
 def _uses_generator(statement: Statement | None) -> bool:
-    return statement is None or any("seed" in name or _DRAWING.search(name) for name in _called_names(statement))
-
-
-def _called_names(statement: Statement | None) -> Iterator[str]:
-    """Yield the names of the functions and methods that a statement itself calls."""
-    for node in ast.walk(statement.node) if statement is not None else ():
-        if isinstance(node, ast.Call) and node.lineno <= (statement.header_end if statement else 0):
-            yield ast.unparse(node.func).rpartition(".")[2].lower()
+    return statement is None or any("seed" in name or _DRAWING.search(name) for name in called_names(statement))
 
 
 def _only_decides(statement: Statement | None) -> bool:

@@ -44,10 +44,17 @@ class Statement:
 
 
 def statement_at(place: Place | None, sources: Mapping[str, str]) -> Statement | None:
-    """Return the statement that begins at or contains this line, the innermost one, or None if it is unknown."""
+    """Return the statement that contains this line, or None if it is unknown."""
     if place is None or place.file is None or place.line is None or place.file not in sources:
         return None
     return _statements(sources[place.file]).get(place.line)
+
+
+def called_names(statement: Statement | None) -> Iterator[str]:
+    """Yield the names of the functions and methods that a statement itself calls, in lower case."""
+    for node in ast.walk(statement.node) if statement is not None else ():
+        if isinstance(node, ast.Call) and node.lineno <= (statement.header_end if statement else 0):
+            yield ast.unparse(node.func).rpartition(".")[2].lower()
 
 
 def first_line(node: ast.stmt) -> int:
@@ -85,7 +92,7 @@ def _statements(text: str) -> dict[int, Statement]:
     found: dict[int, Statement] = {}
     for statement in _all_statements(tree, ()):
         for line in range(first_line(statement.node), statement.header_end + 1):
-            found[line] = statement
+            found.setdefault(line, statement)  # the outer one of several in one line
     return found
 
 
