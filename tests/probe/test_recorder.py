@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from recorded import PYTHONS, in_function, record, trouble, values
+from recorder_runs import PYTHONS, in_function, record, trouble, values
 
 COUNTER = """
 import random
