@@ -262,7 +262,7 @@ def test_a_tensor_is_read_without_the_modes_of_the_program(
         (2.5, "2.5"),
         ("adam", "'adam'"),
         ([1, 2], "[1, 2]"),
-        ((1,), "(1)"),
+        ((1,), "(1,)"),
         ({"lr": 0.5}, "{'lr': 0.5}"),
         (range(4), "range(0, 4)"),
         (numpy.float32(1.5), "1.5"),

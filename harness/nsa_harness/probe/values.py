@@ -422,6 +422,8 @@ def _contents(value: Any, items: Iterator[Any], count: int, budget: _Budget) -> 
     is_mapping = issubclass(type(value), dict)
     texts: list[str] = []
     is_simple = True
+    if not is_mapping and (text := _numbers_text(value, count)):
+        return text
     budget.depth += 1
     try:
         for one in itertools.islice(items, ITEMS_READ):
@@ -444,6 +446,24 @@ def _contents(value: Any, items: Iterator[Any], count: int, budget: _Budget) -> 
         if len(text) <= TEXT_LIMIT:
             return text
     return f"{count} items crc {zlib.crc32(','.join(texts).encode('utf-8', 'surrogatepass')):08x}"
+
+
+def _numbers_text(value: Any, count: int) -> str:
+    """Return the text of a list or tuple of numbers, which are read much faster than other items. Otherwise ""."""
+    kind = type(value)
+    if kind is not list and kind is not tuple:
+        return ""
+    items = value[:ITEMS_READ]
+    for one in items:
+        other = type(one)
+        if other is not int and other is not float and other is not bool and one is not None:
+            return ""
+        if other is int and not -(2**64) < one < 2**64:
+            return ""
+    text = repr(items)
+    if count <= ITEMS_SHOWN and len(text) <= TEXT_LIMIT:
+        return text
+    return f"{count} items crc {zlib.crc32(text.encode()):08x}"
 
 
 def _item_text(value: Any, budget: _Budget) -> tuple[str, bool]:
