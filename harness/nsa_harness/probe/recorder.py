@@ -26,7 +26,7 @@ from .recorder_statements import SOURCE_LIMIT, Statement, statements_of
 PIECE = "recording"
 VALUES_LIMIT = 3000  # executions of a statement whose values are recorded
 EXECUTIONS_LIMIT = 30_000  # executions of a statement that are recorded
-CHECKED_CALLS = 50  # executions of a call after which it is known whether it draws random numbers
+CHECKED_CALLS = 20  # executions of a call after which it is known whether it draws random numbers
 MESSAGE_LIMIT = 300  # characters of the message of an exception
 _NESTED = ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>", "<lambda>")
 _CONTROL_FLOW = (StopIteration, StopAsyncIteration, GeneratorExit)
