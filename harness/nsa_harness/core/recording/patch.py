@@ -13,16 +13,6 @@ from nsa_harness.core.recording.source_statements import Statement, called_names
 from nsa_harness.core.report import Place
 from nsa_harness.core.source_code.excerpt import parse_python
 
-_SHARE = """
-{new} = [{get}]
-{dist}.broadcast_object_list({new}, src=0)
-{put}
-"""
-_COMBINE = """
-{new} = [None] * {dist}.get_world_size()
-{dist}.all_gather_object({new}, {get})
-{put}
-"""
 # How to read and to set the state of a generator.
 _GENERATORS = {
     "torch": ("torch.get_rng_state()", "torch.set_rng_state({})"),
@@ -80,7 +70,7 @@ class _Writer:
                 return self._with_equal_value(name, candidate)
             case ExperimentKind.SHARE_GENERATOR:
                 get, put = _GENERATORS.get(name, _GENERATORS["torch"])
-                source = _SHARE.format(new=self.new, get=get, put=put.format(f"{self.new}[0]"), dist=self._dist)
+                source = self._share(get, put.format(f"{self.new}[0]"))
                 seeds = any("seed" in called for called in called_names(self.statement))
                 return self._insert_after(source) if seeds else self._insert_before(source)
             case ExperimentKind.UNDO_LEAK if not isinstance(self.node, (*_COMPOUND, ast.Return, ast.Raise)):
@@ -91,6 +81,15 @@ class _Writer:
                 return self._replaced(self.node.iter, f"sorted({ast.get_source_segment(self.text, self.node.iter)})")
         return None
 
+    def _share(self, get: str, put: str) -> str:
+        """Return lines that give all ranks the value of rank 0."""
+        return f"{self.new} = [{get}]\n{self._dist}.broadcast_object_list({self.new}, src=0)\n{put}"
+
+    def _combine(self, get: str, put: str) -> str:
+        """Return lines that compute a value from the values of all ranks."""
+        sizes = f"{self.new} = [None] * {self._dist}.get_world_size()"
+        return f"{sizes}\n{self._dist}.all_gather_object({self.new}, {get})\n{put}"
+
     def _with_equal_value(self, name: str, candidate: Candidate | None) -> list[str] | None:
         body = getattr(self.node, "body", None)
         if body and body[0].lineno == self.node.lineno:
@@ -98,14 +97,13 @@ class _Writer:
         values = candidate.values if candidate else ()
         texts = [text for value in values if value.name == name for _, text in value.values]
         kind = candidate.kind if candidate else OriginKind.UNKNOWN
-        template, put = _SHARE, f"{name} = {self.new}[0]"
+        source = self._share(name, f"{name} = {self.new}[0]")
         if kind is OriginKind.LENGTH:
-            template, put = _COMBINE, f"{name} = min({self.new})"
+            source = self._combine(name, f"{name} = min({self.new})")
         elif kind is OriginKind.MISSING_REDUCTION and texts and all(text in ("True", "False") for text in texts):
-            template, put = _COMBINE, f"{name} = any({self.new})"
+            source = self._combine(name, f"{name} = any({self.new})")
         elif kind is OriginKind.MISSING_REDUCTION and texts and all(map(_is_float, texts)):
-            template, put = _COMBINE, f"{name} = sum({self.new}) / len({self.new})"
-        source = template.format(new=self.new, get=name, put=put, dist=self._dist)
+            source = self._combine(name, f"{name} = sum({self.new}) / len({self.new})")
         if not self.statement.assigns(name):
             return self._insert_before(source)
         if body:
@@ -128,7 +126,7 @@ class _Writer:
         if self.lines[self.first].lstrip().startswith("elif"):
             return None
         test = " ".join((ast.get_source_segment(self.text, node.test) or "").split())
-        source = _SHARE.format(new=self.new, get=f"bool({test})", put="", dist=self._dist)
+        source = self._share(f"bool({test})", "")
         replaced = self._replaced(node.test, f"{self.new}[0]")
         return [*replaced[: self.first], *self._block(source), *replaced[self.first :]]
 
