@@ -21,8 +21,16 @@ from nsa_harness.core.experiment.why import (
     ranks_part,
     result_of,
     run_result,
+    with_decision,
 )
-from nsa_harness.core.recording.explanation import Candidate, Explanation, OriginKind
+from nsa_harness.core.recording.explanation import (
+    Candidate,
+    Division,
+    ExperimentKind,
+    Explanation,
+    OriginKind,
+    RankValues,
+)
 from nsa_harness.core.report import Culprit, Outcome, Place, Status
 
 PASS, FAIL, HANG, ERROR = Status.PASS, Status.FAIL, Status.HANG, Status.ERROR
@@ -78,8 +86,8 @@ def tried(proof: Proof, index: int = 0) -> WhyRun:
         (report(recorded(), tried(Proof.DROPPED), tried(Proof.DECISION), recorded()), WhyResult.DECISION, 2),
         (
             report(recorded(), tried(Proof.DROPPED), tried(Proof.DECISION), recorded(), candidates=1),
-            WhyResult.DECISION,
-            1,
+            WhyResult.NOT_EXPLAINED,
+            None,
         ),
     ],
 )
@@ -107,6 +115,23 @@ def test_only_an_experiment_on_the_origin_makes_the_answer_certain(
 )
 def test_a_recorded_run_fails_alike_if_cause_line_or_ranks_are_the_same(again: Outcome, result: RunResult) -> None:
     assert run_result(ended(HANG), again) is result
+
+
+def test_a_proven_decision_is_a_candidate_and_a_call_behind_it_only_an_effect() -> None:
+    effect = replace(candidate(9), kind=OriginKind.CALL)
+    values = (RankValues(name="bad", values=((0, "0"), (1, "3"))),)
+    division = Division(
+        place=Place(file="/own/train.py", line=7), occurrence=4, ways=(((1,), None), ((0,), None)),
+        condition="bad >= 3", values=values,
+    )  # fmt: skip
+    found = Explanation(candidates=(effect,), division=division, ends=(((1,), effect.place, "barrier"),))
+    decided = with_decision(found, division.place, "bad")
+    assert [one.place.line for one in decided.candidates] == [9, 7]
+    assert with_decision(decided, division.place, "bad") == decided
+    made = replace(report(recorded(), tried(Proof.DECISION), recorded()), explanation=decided)
+    assert made.origin is not None
+    assert (made.origin.place.line, made.origin.name, made.origin.values) == (7, "bad", values)
+    assert replace(made, runs=(recorded(),)).origin == effect
 
 
 def test_a_run_that_also_passes_is_flaky() -> None:

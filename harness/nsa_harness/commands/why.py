@@ -37,6 +37,7 @@ from nsa_harness.core.experiment.why import (
     needs_recorded_run,
     result_of,
     run_result,
+    with_decision,
 )
 from nsa_harness.core.plan import RunSpec
 from nsa_harness.core.recording.experiments import plan_experiments
@@ -390,6 +391,9 @@ class _Inquiry:
             run = self._experiment_run(run, self.planned[trial.config - 1], outcome)
         is_control = bool(self.report.runs) and self.report.runs[-1].proof in SUCCESSES
         self.report = replace(self.report, runs=(*self.report.runs, run))
+        if run.proof is Proof.DECISION and run.place is not None and self.report.explanation is not None:
+            explanation = with_decision(self.report.explanation, run.place, run.name)
+            self.report = replace(self.report, explanation=explanation)
         if is_control:
             self._check_control(outcome)
         elif not trial.config and run.result in (RunResult.SAME, RunResult.OTHERWISE):

@@ -90,8 +90,6 @@ def _render(candidate: Candidate, key: str, namer: Namer) -> str:
     facts = {
         "name": f"`{name}`" if name else "",
         "of_name": f": `{name}`" if name else "",
-        "ranks": ranks(candidate.ranks),
-        "ranks_make": verb_for("makes", candidate.ranks),
         "at_caller": f" ({namer(caller)})" if caller else "",
     }
     return environment().from_string(_sections()[candidate.kind.value][key]).render(facts)

@@ -6,12 +6,12 @@ an experiment removes the supposed origin of the difference.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.experiment.trial import FAILED_STATUSES, failure_signature
-from nsa_harness.core.recording.explanation import Candidate, Explanation
+from nsa_harness.core.recording.explanation import Candidate, Explanation, OriginKind
 from nsa_harness.core.report import Outcome, Place, Ranks, Status
 
 MAX_RECORDED = 2  # recorded runs, until one fails as the first run did
@@ -147,9 +147,16 @@ class WhyReport:
         """The candidate that counts as the origin: the one that an experiment proved, or else the most likely one."""
         candidates = self.explanation.candidates if self.explanation else ()
         proved = [run.candidate for run in self.runs if run.proof is Proof.ORIGIN]
-        forced = [run.candidate for run in self.runs if run.proof is Proof.DECISION]
         remaining = [index for index in range(len(candidates)) if index not in self.dropped]
-        return next((candidates[index] for index in (*proved, *remaining, *forced) if index is not None), None)
+        if any(run.proof is Proof.DECISION for run in self.runs):  # a line behind the decision is an effect
+            remaining.sort(key=lambda index: self._is_effect(candidates[index]))
+        return next((candidates[index] for index in (*proved, *remaining) if index is not None), None)
+
+    def _is_effect(self, candidate: Candidate) -> bool:
+        """Return whether a candidate is no more than the call in which a rank stopped."""
+        ends = self.explanation.ends if self.explanation else ()
+        stops = {(place.file, place.line) for _, place, _ in ends if place}
+        return candidate.kind is OriginKind.CALL and (candidate.place.file, candidate.place.line) in stops
 
     @property
     def others(self) -> tuple[Candidate, ...]:
@@ -217,6 +224,19 @@ def run_result(first: Outcome, again: Outcome) -> RunResult:
     return RunResult.SAME if fails_alike(first, again) else RunResult.OTHERWISE
 
 
+def with_decision(explanation: Explanation, place: Place, name: str) -> Explanation:
+    """Return the explanation with the proven decision at `place`, by the value of `name`, as the last candidate."""
+    division = explanation.division
+    known = {(one.place.file, one.place.line, one.name) for one in explanation.candidates}
+    if division is None or (place.file, place.line, name) in known:
+        return explanation
+    decision = Candidate(
+        place=place, kind=OriginKind.UNKNOWN, ranks=division.ways[0][0] if division.ways else (), name=name,
+        occurrence=division.occurrence, values=division.values,
+    )  # fmt: skip
+    return replace(explanation, candidates=(*explanation.candidates, decision))
+
+
 def result_of(report: WhyReport) -> WhyResult:
     """Return the kind of answer that the runs of a report give."""
     results = [run.result for run in report.recorded_runs]
@@ -228,7 +248,7 @@ def result_of(report: WhyReport) -> WhyResult:
     proofs = {run.proof for run in report.runs}
     if Proof.ORIGIN in proofs and report.is_controlled and not report.is_flaky:
         return WhyResult.CERTAIN
-    if Proof.DECISION in proofs and report.is_controlled and not report.is_flaky:
+    if Proof.DECISION in proofs and report.origin and report.is_controlled and not report.is_flaky:
         return WhyResult.DECISION
     return WhyResult.LIKELY if report.origin else WhyResult.NOT_EXPLAINED
 
