@@ -31,6 +31,7 @@ ENV_SOLO = "_NSA_HARNESS_SOLO"  # the launch is a single process without RANK, w
 ENV_ANOMALY = "_NSA_HARNESS_ANOMALY"  # if present, switch on autograd's anomaly detection
 ENV_CHECKPOINT_DEBUG = "_NSA_HARNESS_CHECKPOINT_DEBUG"  # if present, switch on gradient checkpointing's debug mode
 ENV_GROWTH = "_NSA_HARNESS_GROWTH"  # if present, find the lines whose allocations grow
+ENV_NO_VALUES = "_NSA_HARNESS_NO_VALUES"  # if present, read no values of the program's variables
 ENV_FAULT = "_NSA_HARNESS_FAULT"  # JSON of the planted fault, absent without one
 # JSON: {"values": true, "experiment": null}. If present, record the statements that the program executes.
 ENV_RECORD = "_NSA_HARNESS_RECORD"
@@ -46,6 +47,9 @@ STACKS = "{pid}.stacks.txt"  # written by faulthandler on a fatal signal, or on 
 RAISED = "{pid}.raised.json"  # the exception that ends the program
 FLIGHT = "{pid}.flight.json"  # the flight recorder in torch's format (entries, pg_status), on request and at exit
 HEALTH_SAMPLES = "{pid}.looks.jsonl"  # samples of parameters, losses and memory at some steps, one per line
+VALUES = (
+    "{pid}.values.json"  # values of the names on the stacks: on request, at an exception, and when the program leaves
+)
 TROUBLE = "{pid}.trouble.jsonl"  # parts of the probe that failed and were switched off, one per line
 RECORDING = "{pid}.record"  # the statements that a process executed; see the end of this module
 NCCL_DUMP = "nccl_trace_rank_{rank}"  # written by torch itself, in its pickled form, before it aborts a rank
@@ -111,6 +115,12 @@ KINDS = (
     "exit",  # interpreter exit
 )
 KIND = {name: number for number, name in enumerate(KINDS)}
+VALUES_REQUEST = struct.Struct(
+    "<I"
+)  # number of requests by other processes, from 1; the heartbeat thread then writes VALUES
+VALUES_REQUEST_AT = 232
+VALUES_ANSWER = struct.Struct("<I")  # number of the last answered request, from 1; 0: this process reads no values
+VALUES_ANSWER_AT = 236
 
 GAPS_AT = HEADER_SIZE
 GAP = struct.Struct("<Q")

@@ -164,6 +164,7 @@ Strict = Annotated[bool, option("--strict", _STRICT, REPORT)]
 ProbeMode = Annotated[Probe, option("--probe", _PROBE, REPORT)]
 Verbose = Annotated[bool, option("-v --verbose", "Also print the evidence, above the answer.", REPORT)]
 NoRedact = Annotated[bool, option("--no-redact", "Do not remove secrets from the reports.", REPORT)]
+NoValues = Annotated[bool, option("--no-values", "Do not read values of the program's variables.", REPORT)]
 GitDiff = Annotated[bool, option("--git-diff", "Store the diff of uncommitted changes in env.json.", REPORT)]
 StoredRun = Annotated[Path | None, argument("[RUN]", "A run directory. Default: the latest run.")]
 
@@ -173,7 +174,9 @@ def typed_command() -> str:
     return shlex.join(["nsa-harness", *sys.argv[1:]])
 
 
-def run_options(out: Path | None, probe: Probe, *, as_json: bool, no_redact: bool, git_diff: bool) -> RunOptions:
+def run_options(
+    out: Path | None, probe: Probe, *, as_json: bool, no_redact: bool, git_diff: bool, no_values: bool = False
+) -> RunOptions:
     """Return one object with the options that all commands share.
 
     It also contains the command line that the user typed.
@@ -181,8 +184,9 @@ def run_options(out: Path | None, probe: Probe, *, as_json: bool, no_redact: boo
     from nsa_harness.supervisor.storage.rundir import RunOptions
 
     return RunOptions(
-        command=typed_command(), out=out, json=as_json, probe=probe.value, redact=not no_redact, git_diff=git_diff
-    )
+        command=typed_command(), out=out, json=as_json, probe=probe.value, redact=not no_redact, git_diff=git_diff,
+        reads_values=not no_values,
+    )  # fmt: skip
 
 
 def is_given(context: typer.Context, name: str) -> bool:

@@ -20,6 +20,7 @@ from nsa_harness.cli.options import (
     GitDiff,
     JsonLines,
     NoRedact,
+    NoValues,
     Out,
     Probe,
     ProbeMode,
@@ -106,6 +107,7 @@ def run(
     verbose: Verbose = False,
     no_redact: NoRedact = False,
     git_diff: GitDiff = False,
+    no_values: NoValues = False,
     # `main` reads --git-bisect itself, because it must also apply if typer rejects another option.
     git_bisect: Annotated[  # noqa: ARG001
         bool,
@@ -129,7 +131,7 @@ def run(
 
     request = RunRequest(
         specs=(),
-        options=run_options(out, probe, as_json=as_json, no_redact=no_redact, git_diff=git_diff),
+        options=run_options(out, probe, as_json=as_json, no_redact=no_redact, git_diff=git_diff, no_values=no_values),
         policy=Policy(repeat=repeat, retries=retries, maxfail=maxfail),
         jobs=parse_jobs(jobs),
         deepen=deepen,

@@ -14,6 +14,7 @@ from nsa_harness.cli.options import (
     GitDiff,
     JsonLines,
     NoRedact,
+    NoValues,
     Out,
     Probe,
     ProbeMode,
@@ -58,6 +59,7 @@ def watch(
     probe: ProbeMode = Probe.FULL,
     no_redact: NoRedact = False,
     git_diff: GitDiff = False,
+    no_values: NoValues = False,
 ) -> None:
     """Run a command unchanged, observe it, and report a hang.
 
@@ -74,7 +76,7 @@ def watch(
     request = WatchRequest(
         command=command, limits=observed_limits(limits or (), deadline), out=out, on_hang=kind, hook=hook,
         probe=probe.value, json=as_json, quiet=quiet, command_line=typed_command(), redact=not no_redact,
-        git_diff=git_diff,
+        git_diff=git_diff, reads_values=not no_values,
     )  # fmt: skip
     raise typer.Exit(run_watch(request))
 
@@ -104,6 +106,7 @@ def attach(
     out: Out = None,
     verbose: Verbose = False,
     no_redact: NoRedact = False,
+    no_values: NoValues = False,
 ) -> None:
     """Report whether a running job makes progress or hangs.
 
@@ -117,6 +120,7 @@ def attach(
     request = AttachRequest(
         pid=chosen_job(_choose_job) if pid is None else pid, for_s=for_s, limits=observed_limits(limits or ()), out=out,
         json=as_json, command_line=typed_command(), redact=not no_redact, verbose=verbose,
+        reads_values=not no_values,
     )  # fmt: skip
     raise typer.Exit(run_attach(request))
 

@@ -22,8 +22,9 @@ from nsa_harness.core.experiment.diagnostic_rerun import is_experiment, is_recor
 from nsa_harness.core.experiment.trial import FAILED_STATUSES
 from nsa_harness.core.outcome.outcome import outcome_of, skipped_outcome, unjudged_outcome
 from nsa_harness.core.outcome.reproduction import reproduction
+from nsa_harness.core.outcome.values import shown_values
 from nsa_harness.core.plan import RunSpec, Skip
-from nsa_harness.core.report import Artifact, Outcome, Trouble
+from nsa_harness.core.report import Artifact, Outcome, Status, Trouble
 from nsa_harness.core.scenario.yaml_tree import visible
 from nsa_harness.core.verdict.verdict import judge
 from nsa_harness.errors import HarnessError
@@ -42,6 +43,7 @@ from nsa_harness.supervisor.storage.redacted_files import redact_files
 from nsa_harness.supervisor.storage.rundir import AttemptDir, working_directory
 from nsa_harness.supervisor.storage.safe_directory import Budget
 from nsa_harness.supervisor.storage.sources import with_source_text, with_sources
+from nsa_harness.supervisor.storage.values import collect_values
 from nsa_harness.texts.sentences import in_words, with_words
 
 _NUMBER_DIGITS = 9
@@ -112,10 +114,12 @@ def judge_attempt(
         ),
         evidence.sources,
     )
+    values, unread = collect_values(attempt, evidence, is_needed=outcome.verdict.status is not Status.PASS)
     outcome = replace(
         outcome,
+        values=shown_values(outcome, evidence.sources, values),
         artifacts=(*outcome.artifacts, *_write_repro(attempt, spec, evidence, outcome)),
-        trouble=(*outcome.trouble, *attempt.directory.take_notes(), *unwritten),
+        trouble=(*outcome.trouble, *unread, *attempt.directory.take_notes(), *unwritten),
     )
     unwritten = store_recordings(attempt, {rank.rank: rank.pid for rank in evidence.ranks})
     if is_recorded(spec):

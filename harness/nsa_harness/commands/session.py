@@ -148,9 +148,11 @@ class Session:
 def run_directory(options: RunOptions, resume_in: Path | None = None) -> Iterator[RunDir]:
     """Create a run directory, or reuse `resume_in`, and hold its lock."""
     if resume_in is None:
-        run = create_run(options.parent, redact=options.redact, git_diff=options.git_diff)
+        run = create_run(
+            options.parent, redact=options.redact, git_diff=options.git_diff, reads_values=options.reads_values
+        )
     else:
-        run = RunDir(resume_in, redact=options.redact, git_diff=options.git_diff)
+        run = RunDir(resume_in, redact=options.redact, git_diff=options.git_diff, reads_values=options.reads_values)
     with lock_run(run):
         yield run
 

@@ -91,6 +91,7 @@ class WatchRequest:
     command_line: str  # the nsa-harness command as the user typed it
     redact: bool = True
     git_diff: bool = False
+    reads_values: bool = True
 
 
 def watch(request: WatchRequest) -> int:
@@ -100,7 +101,12 @@ def watch(request: WatchRequest) -> int:
     """
     check_command(request.command)
     forwarder = SignalForwarder()
-    run = create_run(request.out or Path("reports"), redact=request.redact, git_diff=request.git_diff)
+    run = create_run(
+        request.out or Path("reports"),
+        redact=request.redact,
+        git_diff=request.git_diff,
+        reads_values=request.reads_values,
+    )
     end_dead_runs()
     with lock_run(run):
         return WatchSession(request=request, run=run, forwarder=forwarder).run_command()
@@ -329,6 +335,7 @@ class AttachRequest:
     command_line: str  # the nsa-harness command as the user typed it
     redact: bool = True
     verbose: bool = False
+    reads_values: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -362,7 +369,7 @@ def attach(request: AttachRequest) -> int:
     spec, facts = _spec_of_job(request, job), machine_facts()
     options = RunOptions(
         out=request.out, json=request.json, probe="off", command=request.command_line, redact=request.redact,
-        verbose=request.verbose,
+        verbose=request.verbose, reads_values=request.reads_values,
     )  # fmt: skip
     with (
         run_directory(options) as run,

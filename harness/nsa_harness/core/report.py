@@ -187,6 +187,28 @@ class CallStack:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RanksValue:
+    """The value of a name on one or more ranks."""
+
+    ranks: Ranks
+    value: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class NamedValue:
+    """A name of the program, with its values when the ranks were blocked or failed. A rank without a value is left
+    out.
+    """
+
+    name: str  # "stopper.bad" or "len(loader)"
+    file: str
+    function: str
+    line: int | None  # of the condition, loop or call that the name decides; None if it decides none
+    decides: bool
+    values: tuple[RanksValue, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class EnteredCall:
     """One call to a collective that several ranks entered."""
 
@@ -368,6 +390,7 @@ class Outcome:
     timing: Timing = Timing(launch_s=None, wall_s=0.0, no_progress_s=None, detected_s=None, teardown_s=None)
     usage: Usage = Usage(peak_rss_bytes=None, peak_gpu_bytes=None, tokens_per_s=None)
     dir: str = ""
+    values: tuple[NamedValue, ...] = ()  # those that decide first
     # report.json stores the following under "detail": only people need it.
     passed_checks: tuple[str, ...] = ()
     ruled_out_causes: tuple[str, ...] = ()

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import IO, Any
 
+    from .frame_values import FrameValues
     from .names import ModuleNames
 
 FRAMES_LIMIT = 200
@@ -49,6 +50,7 @@ class ExitEvidence:
         self._reserve: int | None = None
         self._stacks: IO[bytes] | None = None  # must stay open: faulthandler has only its file descriptor
         self.names: ModuleNames | None = None  # the modules that were called; None before torch is imported
+        self.values: FrameValues | None = None  # None before torch is imported, and if no values may be read
 
     def install(self) -> None:
         self._trouble.attempt("excepthook", self._chain_excepthook)
@@ -135,6 +137,8 @@ class ExitEvidence:
         record = _exception_record(error, traceback)
         self._status_file.write_event(self._status_file.event_code("raised", record["type"]))
         self._status_file.write_end(protocol.END_RAISED)
+        if (values := self.values) is not None:
+            self._trouble.attempt("values", lambda: values.write_exception(traceback))
         record.update(at_ns=time.monotonic_ns() if at_ns is None else at_ns, hints=[], chain=[])
         # Only the interpreter stores an exception here. A program that calls sys.excepthook itself may go on.
         record.update(is_uncaught=getattr(sys, "last_value", None) is error)
@@ -265,6 +269,8 @@ class ExitCalls:
         if os.getpid() == self._pid:
             self._status_file.is_exiting = True
             self._trouble.attempt("last exception", self._evidence.write_exit_exception)
+            if self._evidence.values is not None:
+                self._trouble.attempt("values", self._evidence.values.write_module)
             shutdown = self._status_file.event_code("exit", "shutdown")
             self._trouble.attempt("shutdown", lambda: self._status_file.write_event(shutdown))
 
@@ -278,6 +284,8 @@ class ExitCalls:
             return  # a forked child has no status file
         frame = sys._getframe(3)
         self._trouble.attempt("exit calls", lambda: self._note_line(frame))
+        if self._evidence.values is not None:
+            self._evidence.values.write_departure(frame)
         if arguments[:1] not in ((), (None,), (0,)):
             self._evidence.remember_exception(sys.exc_info()[1])
         if not thread:

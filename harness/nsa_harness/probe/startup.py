@@ -133,6 +133,8 @@ class ProcessProbe:
             self.trouble.attempt("hooks", lambda: self._set_hooks(status_file))
             self.trouble.attempt("autograd", lambda: self._watch_autograd(status_file))
             self.trouble.attempt("collectives", lambda: self._watch_collectives(status_file))
+            if self._mode == protocol.PROBE_FULL and protocol.ENV_NO_VALUES not in os.environ:
+                self.trouble.attempt("values", lambda: self._watch_values(status_file))
             self.trouble.attempt("heartbeat", lambda: self._start_heartbeat(status_file))
             if self._exit_calls is not None:
                 self.trouble.attempt("shutdown", self._exit_calls.watch_shutdown)
@@ -211,6 +213,16 @@ class ProcessProbe:
         attempt("store keys", lambda: waits.watch_keys(c10d, status_file, ongoing.foreign, self.trouble))
         attempt("handles", lambda: waits.watch_handles(c10d, ongoing, compiling_test(torch)))
         attempt("mesh", lambda: groups.watch_meshes(torch, place, self.trouble))
+
+    def _watch_values(self, status_file: StatusFileWriter) -> None:
+        from .frame_values import FrameValues
+
+        torch, c10d = sys.modules["torch"], sys.modules["torch.distributed.distributed_c10d"]
+        values = FrameValues(status_file, self._directory, self.trouble)
+        self._pieces["values"] = values.answer
+        if self._exit_evidence is not None:
+            self._exit_evidence.values = values
+        values.watch_departure(c10d, (torch.distributed,))
 
     def _start_heartbeat(self, status_file: StatusFileWriter) -> None:
         from .heartbeat import Heartbeat

@@ -351,6 +351,16 @@ class StatusFileWriter:
         """Return the id of the latest request to dump the flight recorder, or 0 if there was none."""
         return int(protocol.REQUEST.unpack_from(self._memory, protocol.REQUEST_AT)[0])
 
+    def last_values_request(self) -> int:
+        """Return the id of the latest request to write values, or 0 if there was none."""
+        return int(protocol.VALUES_REQUEST.unpack_from(self._memory, protocol.VALUES_REQUEST_AT)[0])
+
+    def answer_values(self, request: int) -> None:
+        """Record that the request for values with the id `request` was answered. The id 1 stands for no request yet."""
+        if request == 1:
+            protocol.VALUES_REQUEST.pack_into(self._memory, protocol.VALUES_REQUEST_AT, request)
+        protocol.VALUES_ANSWER.pack_into(self._memory, protocol.VALUES_ANSWER_AT, request)
+
     def write_collective_counts(self, enqueued_count: int, completed_count: int) -> None:
         """Record the number of collectives that this process has enqueued and completed."""
         protocol.COLLECTIVES.pack_into(

@@ -276,13 +276,13 @@ def length(value: Any) -> Any:
     if any(kind is other for other in _SIZED):
         return kind.__len__(value)
     module = sys.modules.get("torch.utils.data")
-    if type(module) is not types.ModuleType:
-        return MISSING
-    names = _module_namespace(module)
+    names = _module_namespace(module) if type(module) is types.ModuleType else {}
     for name, rule in _LENGTHS.items():
         if kind is names.get(name):
             return rule(value)
-    return MISSING
+    from .lengths import own_length
+
+    return own_length(value)
 
 
 _SIZED: tuple[Any, ...] = (

@@ -17,6 +17,7 @@ from nsa_harness.core.report import Finding, Outcome, Place, Report, Severity, S
 from nsa_harness.core.search.report import BisectReport
 from nsa_harness.render import answer
 from nsa_harness.render.text import link_target
+from nsa_harness.render.values import values_table
 from nsa_harness.texts import words
 
 _MAX_RANK_ROWS = 8  # if there are more ranks, they are grouped by call, and the table with a row per rank is folded
@@ -241,6 +242,7 @@ def run_section(number: int, outcome: Outcome, *, alone: bool) -> RunDetails:
         RunAnswer(outcome=outcome),
         *_raised(outcome),
         *_ranks(outcome),
+        *_values(outcome),
         *_what_to_do(outcome),
         Pictures(outcome=outcome),
         Part(
@@ -298,6 +300,17 @@ def evidence_sections(outcome: Outcome) -> Iterator[Section]:
     ran = outcome.verdict.status is not Status.SKIP
     if ran and not (numbers or rows or outcome.rank_statuses or outcome.exit_codes or words.culprit_line(outcome)):
         yield Sentence(line=line("No rank left any evidence."))
+
+
+def _values(outcome: Outcome) -> Iterator[Section]:
+    if outcome.values:
+        head, rows = values_table(outcome)
+        title = "Values that decide, or differ between ranks"
+        cells = tuple((Span(name, code=True), *map(Span, others)) for name, *others in rows)
+        table = Table(
+            title=title, kind="values", head=head, rows=tuple(tuple((cell,) for cell in row) for row in cells)
+        )
+        yield Part(title="Values", sections=(table,))
 
 
 _EXTRA = ("steps done:", "exit")

@@ -31,6 +31,7 @@ from nsa_harness.core.report import (
     HangKind,
     MachineFacts,
     MemoryAt,
+    NamedValue,
     Number,
     Outcome,
     RankStatus,
@@ -165,6 +166,12 @@ class StoredOutcome(TypedDict):
     timing: Annotated[Timing, doc("durations in seconds")]
     usage: Annotated[Usage, doc("peak memory, and the speed")]
     dir: Annotated[str, doc("name of the attempt's directory")]
+    values: NotRequired[
+        Annotated[
+            tuple[NamedValue, ...],
+            doc("names of the program whose values decide or differ between ranks, most telling first; not for PASS"),
+        ]
+    ]
     detail: Annotated[
         OutcomeDetail, doc("for people; its keys may change without a new schema, except `standings` and `why`")
     ]

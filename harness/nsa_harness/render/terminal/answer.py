@@ -24,6 +24,7 @@ from nsa_harness.render.terminal.layout import (
     table_width,
 )
 from nsa_harness.render.text import escaped
+from nsa_harness.render.values import values_line
 from nsa_harness.texts import words
 
 MAX_LINES = 16  # on 80 columns; up to three lines with commands and the HTML page follow
@@ -41,23 +42,24 @@ class _Budget:
     ranks: int  # rows of the table
     open_questions: int
     others: int  # other findings
+    has_values: bool  # whether the values of names are shown
     has_gaps: bool  # whether there is an empty line between the parts
 
 
 # The first budget whose answer fits is used.
 _BUDGETS = (
-    _Budget(stacks=3, frames=4, ranks=4, open_questions=3, others=1, has_gaps=True),
-    _Budget(stacks=3, frames=3, ranks=4, open_questions=3, others=1, has_gaps=True),
-    _Budget(stacks=3, frames=2, ranks=4, open_questions=3, others=1, has_gaps=True),
-    _Budget(stacks=3, frames=2, ranks=4, open_questions=3, others=1, has_gaps=False),
-    _Budget(stacks=3, frames=2, ranks=3, open_questions=2, others=1, has_gaps=False),
-    _Budget(stacks=3, frames=1, ranks=3, open_questions=2, others=1, has_gaps=False),
-    _Budget(stacks=3, frames=1, ranks=2, open_questions=1, others=0, has_gaps=False),
-    _Budget(stacks=2, frames=1, ranks=2, open_questions=1, others=0, has_gaps=False),
-    _Budget(stacks=1, frames=1, ranks=2, open_questions=1, others=0, has_gaps=False),
-    _Budget(stacks=1, frames=1, ranks=2, open_questions=0, others=0, has_gaps=False),
+    _Budget(stacks=3, frames=4, ranks=4, open_questions=3, others=1, has_values=True, has_gaps=True),
+    _Budget(stacks=3, frames=3, ranks=4, open_questions=3, others=1, has_values=True, has_gaps=True),
+    _Budget(stacks=3, frames=2, ranks=4, open_questions=3, others=1, has_values=True, has_gaps=True),
+    _Budget(stacks=3, frames=2, ranks=4, open_questions=3, others=1, has_values=True, has_gaps=False),
+    _Budget(stacks=3, frames=2, ranks=3, open_questions=2, others=1, has_values=True, has_gaps=False),
+    _Budget(stacks=3, frames=1, ranks=3, open_questions=2, others=1, has_values=True, has_gaps=False),
+    _Budget(stacks=3, frames=1, ranks=2, open_questions=1, others=0, has_values=True, has_gaps=False),
+    _Budget(stacks=2, frames=1, ranks=2, open_questions=1, others=0, has_values=True, has_gaps=False),
+    _Budget(stacks=1, frames=1, ranks=2, open_questions=1, others=0, has_values=False, has_gaps=False),
+    _Budget(stacks=1, frames=1, ranks=2, open_questions=0, others=0, has_values=False, has_gaps=False),
 )
-_WITHOUT_A_SCREEN = _Budget(stacks=8, frames=8, ranks=16, open_questions=8, others=8, has_gaps=True)
+_WITHOUT_A_SCREEN = _Budget(stacks=8, frames=8, ranks=16, open_questions=8, others=8, has_values=True, has_gaps=True)
 
 
 def headline(outcome: Outcome) -> str:
@@ -89,7 +91,7 @@ def _lines_within(outcome: Outcome, budget: _Budget, width: int) -> list[str]:
         list(paragraph(headline(outcome), width, "", "      ")),
         list(paragraph(answer.sentence(outcome.verdict.summary), width, "  ")),
         [*_look_at(outcome, width), *_stacks(outcome, budget, width)],
-        list(ranks_table(outcome, budget.ranks, width, wrap=True)),
+        [*ranks_table(outcome, budget.ranks, width, wrap=True), *_values(outcome, budget, width)],
         list(_what_to_do(outcome, budget, width)),
     )
     gap = [""] if budget.has_gaps else []
@@ -172,6 +174,12 @@ def _with_wrapped_cells(head: Sequence[str], rows: Sequence[Sequence[str]], widt
         yield (*row[:widest], first, *row[widest + 1 :])
         for text in others:
             yield tuple(text if column == widest else "" for column in range(len(row)))
+
+
+def _values(outcome: Outcome, budget: _Budget, width: int) -> Iterator[str]:
+    if budget.has_values:
+        columns = width - ANSWER_LABEL_WIDTH - len("  ")
+        yield from labelled("values", values_line(outcome, columns), width, ANSWER_LABEL_WIDTH)
 
 
 def _what_to_do(outcome: Outcome, budget: _Budget, width: int) -> Iterator[str]:

@@ -77,7 +77,7 @@ class StackSources:
         """Return the stacks with their native frames. The process is stopped for up to a second."""
         limit_s = self._remaining_s(_NATIVE_S)
         try:
-            frames_by_thread = parse_native(_py_spy(self.process.pid, ["--native"], limit_s))
+            frames_by_thread = parse_native(run_py_spy(self.process.pid, ["--native"], limit_s))
         except (CommandFailed, ValueError) as error:
             self.failures.append(f"py-spy --native: {error}")
             return tuple(stacks)
@@ -148,7 +148,7 @@ def py_spy(
     """
     source = " ".join(["py-spy", *(option for option in options if option != "--locals")])
     try:
-        raw = _py_spy(pid, options, limit_s)
+        raw = run_py_spy(pid, options, limit_s)
         return parse_py_spy(raw, source), without_variables(raw) if "--locals" in options else raw
     except (CommandFailed, ValueError) as error:
         failures.append(f"{source}: {str(error).removeprefix('py-spy: ')}")
@@ -164,7 +164,8 @@ def tool_path(name: str) -> str | None:
     return str(installed_path) if installed_path.exists() else shutil.which(name)
 
 
-def _py_spy(pid: int, options: Sequence[str], limit_s: float) -> str:
+def run_py_spy(pid: int, options: Sequence[str], limit_s: float) -> str:
+    """Return the output of `py-spy dump --json`. Raise CommandFailed if py-spy fails or takes too long."""
     identity, was_traced = process_identity(pid), False
 
     def check_tracing(tool: int) -> None:

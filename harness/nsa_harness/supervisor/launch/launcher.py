@@ -335,7 +335,11 @@ def _environment(spec: RunSpec, attempt: AttemptDir, tag: str, probe_dir: Path, 
     nccl_dump = {"TORCH_FR_DUMP_TEMP_FILE": str(probe_dir / protocol.NCCL_DUMP.format(rank=""))}
     harness_environment = {
         **probe_environment(
-            spec_environment.get("PYTHONPATH", os.environ.get("PYTHONPATH", "")), tag, probe_dir, probe
+            spec_environment.get("PYTHONPATH", os.environ.get("PYTHONPATH", "")),
+            tag,
+            probe_dir,
+            probe,
+            reads_values=attempt.reads_values,
         ),
         "NSA_OUT_DIR": str(attempt.path.resolve()),
         "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "[rank${rank}] ",
@@ -360,16 +364,20 @@ def shared_environment(spec: RunSpec) -> dict[str, str]:
     }
 
 
-def probe_environment(python_path: str, tag: str, probe_dir: Path, probe: str) -> dict[str, str]:
+def probe_environment(
+    python_path: str, tag: str, probe_dir: Path, probe: str, *, reads_values: bool = True
+) -> dict[str, str]:
     """Return the environment variables that start the instrumentation in each Python process.
 
-    `python_path` is the user's PYTHONPATH, `tag` identifies the run, and `probe` is a mode of the probe.
+    `python_path` is the user's PYTHONPATH, `tag` identifies the run, and `probe` is a mode of the probe. If
+    `reads_values` is False, the instrumentation never reads values of the program's variables.
     """
     return {
         "PYTHONPATH": _python_path(python_path),
         protocol.ENV_RUN: tag,
         protocol.ENV_PROBE_DIRECTORY: str(probe_dir),
         protocol.ENV_PROBE: probe,
+        **({} if reads_values else {protocol.ENV_NO_VALUES: "1"}),
     }
 
 

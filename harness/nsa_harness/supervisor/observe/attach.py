@@ -43,7 +43,7 @@ _SNAPSHOT_S = SETTLE_S + 0.1
 _COMMAND_LIMIT = 120  # limit in characters for a command
 _CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 # The probe files that the observer may use. If it could see faulthandler's file, it would send a signal to get stacks.
-_VISIBLE_FILES = (protocol.STATUS_FILE, protocol.FLIGHT, protocol.SOCKET)
+_VISIBLE_FILES = (protocol.STATUS_FILE, protocol.FLIGHT, protocol.VALUES, protocol.SOCKET)
 _PTRACE_SCOPE = Path("/proc/sys/kernel/yama/ptrace_scope")
 _NO_PTRACE = ("permission denied", "operation not permitted", "eperm")
 
@@ -332,11 +332,16 @@ def observe_until_decided(
                 first_snapshot(watch.snapshots.episode[-1], spec.backend, watch.ranks.exited_ranks)
             )
         if now_s - watch.ranks.last_progress_s() >= watch.stall_limit_s(limits) and watch.snapshots.proof(limits):
+            watch.read_values()
             return Ending.STALL
         if now_s - watch.ranks.last_progress_s() >= STALL_FLOOR_S:
             watch.report_stall(now_s, limits)
-        is_decided = moving_ranks(watch.snapshots.samples) or now_s - started_s >= for_s
-        return Ending.DETACHED if is_decided else None
+        if moving_ranks(watch.snapshots.samples):
+            return Ending.DETACHED
+        if now_s - started_s < for_s:
+            return None
+        watch.read_values()
+        return Ending.DETACHED
 
     ranks = functools.partial(KnownRanks, known_pids=observer.job.ranks)
     watch = Watch(

@@ -305,7 +305,7 @@ def start_watched_command(
     assert reaper.stdout is not None
     reaper.stdout.readline()
     try:
-        child = _start(command, _environment(command, tag, probe_dir, probe), forwarder)
+        child = _start(command, _environment(command, tag, probe_dir, probe, attempt), forwarder)
     except OSError as error:
         assert reaper.stdin is not None
         with contextlib.suppress(BrokenPipeError):
@@ -353,14 +353,16 @@ def _start(command: Sequence[str], environment: dict[str, str], forwarder: Signa
     )
 
 
-def _environment(command: Sequence[str], tag: str, probe_dir: Path, probe: str) -> dict[str, str]:
+def _environment(command: Sequence[str], tag: str, probe_dir: Path, probe: str, attempt: AttemptDir) -> dict[str, str]:
     harness_prefixes = (protocol.ENV_PREFIX, "NSA_HARNESS_")
     inherited_variables = {name: value for name, value in os.environ.items() if not name.startswith(harness_prefixes)}
     # `python train.py` is a single process and counts as rank 0. If it starts ranks, their status files will show that.
     is_single_rank = is_python_command(command) and not starts_ranks(command)
     return {
         **inherited_variables,
-        **probe_environment(inherited_variables.get("PYTHONPATH", ""), tag, probe_dir, probe),
+        **probe_environment(
+            inherited_variables.get("PYTHONPATH", ""), tag, probe_dir, probe, reads_values=attempt.reads_values
+        ),
         **({protocol.ENV_SOLO: "1"} if is_single_rank else {}),
     }
 

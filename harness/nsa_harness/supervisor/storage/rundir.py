@@ -38,12 +38,19 @@ class AttemptDir:
     """
 
     def __init__(
-        self, path: Path, root: Path | None = None, redaction: Redaction | None = None, *, git_diff: bool = False
+        self,
+        path: Path,
+        root: Path | None = None,
+        redaction: Redaction | None = None,
+        *,
+        git_diff: bool = False,
+        reads_values: bool = True,
     ) -> None:
         self.path = path
         self.directory = SafeDirectory(root or path)
         self.redaction = redaction or Redaction(path.parent / _SECRETS)
         self.git_diff = git_diff  # whether env.json has the uncommitted changes
+        self.reads_values = reads_values  # whether values of the program's variables may be read
         self.spec = path / SPEC  # the only file with the unredacted command
         self.command = path / "command.txt"
         self.env = path / "env.json"
@@ -81,12 +88,13 @@ class AttemptDir:
 class RunDir:
     """The directory of a run of one or more scenarios, with the paths of its files."""
 
-    def __init__(self, path: Path, *, redact: bool = True, git_diff: bool = False) -> None:
+    def __init__(self, path: Path, *, redact: bool = True, git_diff: bool = False, reads_values: bool = True) -> None:
         self.path = path
         self.directory = SafeDirectory(path)
         self.secrets = path / _SECRETS  # a hash of each secret, which keeps its number
         self.redaction = Redaction(self.secrets, is_on=redact)
         self.git_diff = git_diff
+        self.reads_values = reads_values
         self.log = path / "test_execution.log"
         self.summary = path / "SUMMARY.md"
         self.report = path / "report.json"
@@ -134,7 +142,7 @@ class RunDir:
         return (self._attempt(path) for path in sorted(paths, key=self._start_ns))
 
     def _attempt(self, path: Path) -> AttemptDir:
-        return AttemptDir(path, self.path, self.redaction, git_diff=self.git_diff)
+        return AttemptDir(path, self.path, self.redaction, git_diff=self.git_diff, reads_values=self.reads_values)
 
     def _start_ns(self, attempt: Path) -> int:
         return self.directory.modified_ns(attempt / "spec.json") or self.directory.modified_ns(attempt)
@@ -169,6 +177,7 @@ class RunOptions:
     probe: str = PROBE_FULL  # off, board (only the status file) or full
     redact: bool = True
     git_diff: bool = False  # env.json contains the uncommitted changes
+    reads_values: bool = True  # values of the program's variables may be read
     strict: bool = False
     verbose: bool = False  # the terminal also shows the evidence
 
@@ -177,7 +186,7 @@ class RunOptions:
         return self.out or Path("reports")
 
 
-def create_run(parent: Path, *, redact: bool = True, git_diff: bool = False) -> RunDir:
+def create_run(parent: Path, *, redact: bool = True, git_diff: bool = False, reads_values: bool = True) -> RunDir:
     """Create a run directory below `parent`, and make `parent/latest` a link to it.
 
     Only the user may enter the directory, because the logs contain everything that a program prints. Raise UsageError
@@ -193,7 +202,7 @@ def create_run(parent: Path, *, redact: bool = True, git_diff: bool = False) -> 
             f"cannot create a run directory below {parent}: {reason}; choose a directory with --out DIR"
         ) from None
     _link_latest(parent, run_id)
-    return RunDir(path, redact=redact, git_diff=git_diff)
+    return RunDir(path, redact=redact, git_diff=git_diff, reads_values=reads_values)
 
 
 def _link_latest(parent: Path, run_id: str) -> None:

@@ -16,6 +16,7 @@ from nsa_harness.core.diagnosis.stall_note import StallNote, stall_note
 from nsa_harness.core.evidence.evidence import Ending, Sample, Snapshot, StatusFile
 from nsa_harness.core.evidence.live import FirstSnapshot, Progress
 from nsa_harness.core.plan import Limits, RunSpec
+from nsa_harness.core.report import Trouble
 from nsa_harness.core.verdict.limits import (
     CLOSED_WAIT_S,
     EXIT_S,
@@ -30,10 +31,12 @@ from nsa_harness.core.verdict.proof import SETTLE_S, Proof, prove
 from nsa_harness.core.verdict.wait_graph import rank_samples
 from nsa_harness.supervisor.capture.node import MemoryWatch
 from nsa_harness.supervisor.capture.snapshot import StackSampler
+from nsa_harness.supervisor.capture.values import ValueReader
 from nsa_harness.supervisor.launch.launcher import JobProcesses
 from nsa_harness.supervisor.storage.adapters import json_object, json_text
 from nsa_harness.supervisor.storage.rundir import AttemptDir
 from nsa_harness.supervisor.storage.safe_directory import is_disk_full, write_with_ballast
+from nsa_harness.supervisor.storage.values import remove_values, write_values
 from nsa_harness.supervisor.watch.ranks import Ranks
 from nsa_harness.texts.sentences import stall_text
 
@@ -206,6 +209,7 @@ class Watch:
     startup_pauses_s: dict[int, dict[str, float]] | None = None  # rank -> its longest pause in each phase of start-up
     reported_stall: object = None  # the state of the suspected stall that was reported last
     reported_proof: Proof | None = None  # a reported proof for an observed job, until the job makes progress again
+    has_read_after_failure: bool = False  # the values of all ranks were read after the first failure of a rank
     next_due_s: dict[str, float] = field(default_factory=dict)
     unwritten: list[dict[str, Any]] = field(default_factory=list)  # records for the journal while the disk is full
 
@@ -342,6 +346,8 @@ class Watch:
             if rank is not None and not self.policy.has_reaper:
                 self.record_exit(rank, event["pid"], event.get("status"))
             self.ranks.mark_exited(event["pid"])
+            if rank is not None and event.get("status") and self.stalled_since_s is None:
+                self.read_values_after_failure()
 
     def record_exit(self, rank: int, pid: int | None, status: int | None) -> None:
         """Record that a rank has exited. `pid` is None if the rank was never seen alive."""
@@ -382,9 +388,33 @@ class Watch:
         self.snapshots.take()
         proof = self.snapshots.proof(limits, only_closed=pause_s < limit_s)
         if proof is not None:
+            self.read_values()
             return self.policy.on_proof(proof)
         self.report_stall(now_s, limits)
         return Ending.EARLY if self.snapshots.evaluate(self.policy.stops_early, limits) else None
+
+    def read_values(self) -> None:
+        """Read and store the values of the names on the stacks of all ranks, without secrets.
+
+        Ranks that have ended may have written their values. A failure is noted as trouble.
+        """
+        if not self.attempt.reads_values:
+            return
+        living = self.ranks.living_pids
+        ended = {rank: pid for rank, pid in self.ranks.pids.items() if rank not in living}
+        reader = ValueReader(probe_dir=self.job.probe_dir)
+        try:
+            write_values(self.attempt, reader.read(living, ended))
+        except OSError as error:
+            reader.trouble.append(Trouble(what="values", why=str(error)))
+        known = self.ranks.sampler.trouble
+        known.extend(each for each in reader.trouble if each not in known)
+
+    def read_values_after_failure(self) -> None:
+        """Read the values of all ranks once, because a rank has failed while others live."""
+        if not self.has_read_after_failure and self.ranks.living_pids:
+            self.has_read_after_failure = True
+            self.read_values()
 
     def report_stall(self, now_s: float, limits: Limits) -> None:
         """Report where the ranks are blocked. Repeat the report if they block elsewhere, or after 30 s."""
@@ -430,6 +460,7 @@ class Watch:
         assert self.stalled_since_s is not None
         pause_s = progress_s - self.stalled_since_s
         self.reported_proof = None
+        remove_values(self.attempt, self.spec.ranks)
         self.stalled_since_s, self.snapshots.episode = None, []
         self.write("released", quiet_s=round(pause_s, 3))
         text = f"progress again after {pause_s:.1f} s, so it was no hang"

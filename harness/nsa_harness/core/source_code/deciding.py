@@ -1,0 +1,166 @@
+"""Find the names that decide what a rank does at a line: those of conditions, loops and calls."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import TypeVar
+
+from nsa_harness.core.source_code.excerpt import Excerpt, Function
+from nsa_harness.core.source_code.program_source import Line, ProgramSource
+
+T = TypeVar("T")
+
+_MAX_DEPTH = 2  # calls of the program's methods that are followed from an expression
+_BUILTINS = frozenset(dir(builtins))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Deciding:
+    """An expression of the program that decides what a rank does, with the names in it."""
+
+    file: str
+    line: int
+    function: str
+    names: tuple[str, ...]  # "bad", "stopper.bad", "len(loader)"
+    owners: tuple[str, ...] = ()  # objects of which any attribute may decide, because their methods are not stored
+    is_incidental: bool = False  # a call on the line, or a loop around it: decides only if its values differ
+
+    def choose(self, values: Mapping[str, T]) -> dict[str, T]:
+        """Return the values of the names in the expression, then those of attributes of its objects."""
+        named = {name: values[name] for name in self.names if name in values}
+        attributes = {
+            name: value for name, value in values.items() if any(name.startswith(f"{each}.") for each in self.owners)
+        }
+        return {**named, **attributes}
+
+
+def deciding_expressions(program: ProgramSource, place: Line) -> Iterator[Deciding]:
+    """Yield the expressions that decide whether the line runs, and with which arguments.
+
+    The statement on the line comes first, then the conditions that determine whether the line is reached, then the
+    loops around it.
+    """
+    excerpt = program.excerpt(place)
+    if excerpt is None or place.line is None:
+        return
+    branches = [branch.line for branch in excerpt.branches(place.line)]
+    loops = [loop.line for loop in excerpt.loops_around(place.line)]
+    for line in dict.fromkeys((place.line, *branches, *loops)):
+        names = _Names(program=program)
+        parts = list(_expressions(excerpt, line, with_calls=line == place.line))
+        for expression, part in parts:
+            names.read(expression, is_iterated=part is _Part.ITERABLE)
+        if names.names or names.owners:
+            is_call = all(part is _Part.CALL for _, part in parts)
+            is_outer = line in loops and line != place.line and line not in branches
+            yield Deciding(
+                file=excerpt.file,
+                line=line,
+                function=excerpt.name,
+                names=tuple(names.names),
+                owners=tuple(names.owners),
+                is_incidental=is_call or is_outer,
+            )
+
+
+class _Part(Enum):
+    CONDITION = auto()
+    ITERABLE = auto()
+    CALL = auto()
+
+
+def _expressions(excerpt: Excerpt, line: int, *, with_calls: bool) -> Iterator[tuple[ast.expr, _Part]]:
+    """Yield the condition, iterable or calls of the statement on a line.
+
+    `with_calls`: the calls of a simple statement and the contexts of a `with` statement count as well.
+    """
+    at = line + 1 - excerpt.first
+    statements = [
+        node for node in excerpt.nodes if isinstance(node, ast.stmt) and node.lineno <= at <= (node.end_lineno or at)
+    ]
+    for node in sorted(statements, key=lambda node: -node.lineno)[:1]:
+        if isinstance(node, ast.If | ast.While | ast.Assert):
+            yield node.test, _Part.CONDITION
+        elif isinstance(node, ast.For | ast.AsyncFor):
+            yield node.iter, _Part.ITERABLE
+        elif isinstance(node, ast.With | ast.AsyncWith):
+            yield from ((item.context_expr, _Part.CALL) for item in node.items if with_calls)
+        elif with_calls and not isinstance(node, Function | ast.ClassDef | ast.Try):
+            yield from ((call, _Part.CALL) for call in ast.walk(node) if isinstance(call, ast.Call))
+
+
+@dataclass(kw_only=True)
+class _Names:
+    """A collector of the names in expressions, in the order in which they occur."""
+
+    program: ProgramSource
+    names: dict[str, None] = field(default_factory=dict)
+    owners: dict[str, None] = field(default_factory=dict)
+
+    def read(self, expression: ast.expr, *, is_iterated: bool = False) -> None:
+        known = set(self.names)
+        self._visit(expression)
+        if is_iterated:
+            for name in [name for name in self.names if name not in known and not name.startswith("len(")]:
+                self.names[f"len({name})"] = None
+                self.owners[name] = None
+
+    def _visit(self, node: ast.AST) -> None:
+        if isinstance(node, ast.Call):
+            self._visit_call(node)
+        elif (name := _dotted(node)) is not None:
+            if name not in _BUILTINS:
+                self.names[name] = None
+        elif not isinstance(node, ast.Lambda):
+            for child in ast.iter_child_nodes(node):
+                self._visit(child)
+
+    def _visit_call(self, call: ast.Call) -> None:
+        function = _dotted(call.func)
+        owner, _, method = (function or "").rpartition(".")
+        if owner:
+            self._follow(owner, method, _MAX_DEPTH)
+        elif function and function not in _BUILTINS:
+            self._follow(function, "__call__", _MAX_DEPTH)
+        for argument in (*call.args, *(keyword.value for keyword in call.keywords)):
+            self._visit(argument)
+            if function == "len" and (name := _dotted(argument)) is not None:
+                self.names[f"len({name})"] = None
+        if function is None:
+            self._visit(call.func)
+
+    def _follow(self, owner: str, method: str, depth: int) -> None:
+        """Add the attributes of `owner` that its method reads in conditions and in what it returns.
+
+        If the method is not stored, any attribute of `owner` may decide.
+        """
+        excerpt = self.program.only_function(method)
+        arguments = excerpt.function.args.args if excerpt is not None and excerpt.function is not None else []
+        if excerpt is None or not arguments:
+            self.owners[owner] = None
+            return
+        this = arguments[0].arg
+        results = [node.value for node in excerpt.nodes if isinstance(node, ast.Return) and node.value is not None]
+        tests = [node.test for node in excerpt.nodes if isinstance(node, ast.If | ast.While)]
+        for expression in (*results, *tests):
+            for part in ast.walk(expression):
+                first, _, rest = (_dotted(part) or "").partition(".")
+                if first == this and rest:
+                    self.names[f"{owner}.{rest}"] = None
+                if isinstance(part, ast.Call) and depth > 1 and (called := _dotted(part.func)):
+                    holder, _, name = called.rpartition(".")
+                    if holder == this:
+                        self._follow(owner, name, depth - 1)
+
+
+def _dotted(node: ast.AST) -> str | None:
+    """Return a name or an attribute of a name as text, such as "self.stopper.bad", or None for anything else."""
+    parts: list[str] = []
+    while isinstance(node, ast.Attribute):
+        parts.append(node.attr)
+        node = node.value
+    return ".".join([node.id, *reversed(parts)]) if isinstance(node, ast.Name) else None
