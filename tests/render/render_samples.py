@@ -17,10 +17,12 @@ from nsa_harness.core.report import (
     Finding,
     HangKind,
     MachineFacts,
+    NamedValue,
     Outcome,
     Place,
     RankStatus,
     RankSummary,
+    RanksValue,
     Report,
     SpecSummary,
     Status,
@@ -147,6 +149,33 @@ DIVERGENCE = Divergence(
     shared=1,
 )
 
+VALUES = (
+    NamedValue(
+        name="selected.count",
+        file="nsa/model.py",
+        function="forward",
+        line=211,
+        decides=True,
+        values=(RanksValue(ranks=(0,), value="3"), RanksValue(ranks=(1,), value="0")),
+    ),
+    NamedValue(
+        name="self.least",
+        file="nsa/model.py",
+        function="forward",
+        line=211,
+        decides=True,
+        values=(RanksValue(ranks=(0, 1), value="1"),),
+    ),
+    NamedValue(
+        name="mode",
+        file="nsa/train.py",
+        function="main",
+        line=None,
+        decides=False,
+        values=(RanksValue(ranks=(1,), value="'eval'"),),
+    ),
+)
+
 DEADLOCK = replace(
     PASSED,
     spec=replace(
@@ -204,6 +233,7 @@ DEADLOCK = replace(
     next_command="nsa-harness bisect branch_sel_only --layers",
     stacks=STACKS,
     divergence=DIVERGENCE,
+    values=VALUES,
 )
 
 LIVELOCK = replace(
@@ -235,6 +265,7 @@ LIVELOCK = replace(
     proof_reason="20 of 20 samples show the same leaf line; no mark in 61 s, the longest step took 0.4 s",
     stacks=(),
     divergence=None,
+    values=(),
     repeat_command="nsa-harness run reports/latest/gc_bisect_layers_0_5/spec.json",
     next_command=None,
 )
@@ -451,6 +482,11 @@ def poison(outcome: Outcome) -> Outcome:
             ),
         ),
         trouble=(Trouble(what=POISON, why="x" * 5000, rank=0),),
+        values=(
+            replace(
+                VALUES[0], name=POISON, file=POISON, function=POISON, values=(RanksValue(ranks=(0,), value=POISON),)
+            ),
+        ),
         dir="hostile",
         passed_checks=(POISON,),
         ruled_out_causes=(POISON,),

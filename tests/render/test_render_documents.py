@@ -166,6 +166,7 @@ def test_the_contract_of_report_json_is_complete() -> None:
         "timing",
         "usage",
         "dir",
+        "values",
         "detail",
     ]
     assert [list(outcome) for outcome in stored["outcomes"]] == [expected] * len(MIXED.outcomes)

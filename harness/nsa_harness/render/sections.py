@@ -242,8 +242,8 @@ def run_section(number: int, outcome: Outcome, *, alone: bool) -> RunDetails:
         RunAnswer(outcome=outcome),
         *_raised(outcome),
         *_ranks(outcome),
-        *_values(outcome),
         *_what_to_do(outcome),
+        *_values(outcome),
         Pictures(outcome=outcome),
         Part(
             title="Evidence",
@@ -305,12 +305,9 @@ def evidence_sections(outcome: Outcome) -> Iterator[Section]:
 def _values(outcome: Outcome) -> Iterator[Section]:
     if outcome.values:
         head, rows = values_table(outcome)
-        title = "Values that decide, or differ between ranks"
-        cells = tuple((Span(name, code=True), *map(Span, others)) for name, *others in rows)
-        table = Table(
-            title=title, kind="values", head=head, rows=tuple(tuple((cell,) for cell in row) for row in cells)
-        )
-        yield Part(title="Values", sections=(table,))
+        cells = tuple(((Span(name, code=True),), *map(line, others)) for name, *others in rows)
+        yield Sentence(label="Values:", line=line("names that decide what the ranks do, or that differ between ranks."))
+        yield Table(title="Values of names on each rank", kind="values", head=head, rows=cells)
 
 
 _EXTRA = ("steps done:", "exit")

@@ -77,6 +77,7 @@ def _report_types(**values: Any) -> dict[str, Schema]:
     types = _types(report=report_json.StoredReport, **values)
     types["Finding"]["properties"]["code"]["enum"] = [str(cause) for cause in Cause]
     types["Finding"]["properties"]["confidence"]["enum"] = list(CONFIDENCE_VALUES)
+    types["StoredOutcome"]["required"].remove("values")  # earlier versions did not write it
     types["OutcomeDetail"] |= {"additionalProperties": True, "required": ["standings", "why"]}
     types["ReportDetail"] |= {"additionalProperties": True, "required": []}
     return _place_types(types)
