@@ -103,38 +103,36 @@ class _Names:
 
     def read(self, expression: ast.expr, *, is_iterated: bool = False) -> None:
         known = set(self.names)
-        self._visit(expression)
+        self._visit(expression, _Scope())
         if is_iterated:
             for name in [name for name in self.names if name not in known and not name.startswith("len(")]:
                 self.names[f"len({name})"] = None
                 self.owners[name] = None
 
-    def _visit(self, node: ast.AST) -> None:
+    def _visit(self, node: ast.AST, scope: _Scope) -> None:
         if isinstance(node, ast.Call):
-            self._visit_call(node)
-        elif (name := _dotted(node)) is not None:
-            if name not in _BUILTINS:
+            self._visit_call(node, scope)
+        elif (dotted := _dotted(node)) is not None:
+            if name := scope.name(dotted):
                 self.names[name] = None
         elif not isinstance(node, ast.Lambda):
             for child in ast.iter_child_nodes(node):
-                self._visit(child)
+                self._visit(child, scope)
 
-    def _visit_call(self, call: ast.Call) -> None:
+    def _visit_call(self, call: ast.Call, scope: _Scope) -> None:
         function = _dotted(call.func)
-        owner, _, method = (function or "").rpartition(".")
-        if owner:
-            self._follow(owner, method, _MAX_DEPTH)
-        elif function and function not in _BUILTINS:
-            self._follow(function, "__call__", _MAX_DEPTH)
-        for argument in (*call.args, *(keyword.value for keyword in call.keywords)):
-            self._visit(argument)
-            if function == "len" and (name := _dotted(argument)) is not None:
-                self.names[f"len({name})"] = None
         if function is None:
-            self._visit(call.func)
+            self._visit(call.func, scope)
+        elif name := scope.name(function):
+            owner, _, method = name.rpartition(".")
+            self._follow(owner or name, method if owner else "__call__", scope)
+        for argument in (*call.args, *(keyword.value for keyword in call.keywords)):
+            self._visit(argument, scope)
+            if function == "len" and (name := scope.name(_dotted(argument) or "")):
+                self.names[f"len({name})"] = None
 
-    def _follow(self, owner: str, method: str, depth: int) -> None:
-        """Add the attributes of `owner` that its method reads in conditions and in what it returns.
+    def _follow(self, owner: str, method: str, scope: _Scope) -> None:
+        """Add the attributes of `owner` that its method reads in what it returns and in its conditions.
 
         If the method is not stored, any attribute of `owner` may decide.
         """
@@ -142,19 +140,30 @@ class _Names:
         arguments = excerpt.function.args.args if excerpt is not None and excerpt.function is not None else []
         if excerpt is None or not arguments:
             self.owners[owner] = None
-            return
-        this = arguments[0].arg
-        results = [node.value for node in excerpt.nodes if isinstance(node, ast.Return) and node.value is not None]
-        tests = [node.test for node in excerpt.nodes if isinstance(node, ast.If | ast.While)]
-        for expression in (*results, *tests):
-            for part in ast.walk(expression):
-                first, _, rest = (_dotted(part) or "").partition(".")
-                if first == this and rest:
-                    self.names[f"{owner}.{rest}"] = None
-                if isinstance(part, ast.Call) and depth > 1 and (called := _dotted(part.func)):
-                    holder, _, name = called.rpartition(".")
-                    if holder == this:
-                        self._follow(owner, name, depth - 1)
+        elif scope.depth < _MAX_DEPTH:
+            inner = _Scope(this=arguments[0].arg, owner=owner, depth=scope.depth + 1)
+            results = [node.value for node in excerpt.nodes if isinstance(node, ast.Return) and node.value is not None]
+            for expression in (
+                *results,
+                *(node.test for node in excerpt.nodes if isinstance(node, ast.If | ast.While)),
+            ):
+                self._visit(expression, inner)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Scope:
+    """The function of an expression. In a method, only attributes of its object `this` are known outside."""
+
+    this: str = ""  # "self"
+    owner: str = ""  # the name of the object outside: "stopper"
+    depth: int = 0
+
+    def name(self, dotted: str) -> str:
+        """Return the name as the outermost function would write it, or "" if there is none."""
+        first, _, rest = dotted.partition(".")
+        if not self.this:
+            return "" if dotted in _BUILTINS else dotted
+        return f"{self.owner}.{rest}" if first == self.this and rest else ""
 
 
 def _dotted(node: ast.AST) -> str | None:
