@@ -114,7 +114,8 @@ def judge_attempt(
         ),
         evidence.sources,
     )
-    values, unread = collect_values(attempt, evidence, is_needed=outcome.verdict.status is not Status.PASS)
+    pids = {rank.rank: rank.pid for rank in evidence.ranks}
+    values, unread = collect_values(attempt, pids, is_needed=outcome.verdict.status is not Status.PASS)
     outcome = replace(
         outcome,
         values=shown_values(outcome, evidence.sources, values),

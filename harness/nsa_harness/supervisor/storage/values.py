@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 
 from nsa_harness import protocol
-from nsa_harness.core.evidence.evidence import Evidence
 from nsa_harness.core.evidence.frame_values import MAX_BYTES, ProcessValues, parse_values, unquoted, with_texts
 from nsa_harness.core.report import Trouble
 from nsa_harness.supervisor.storage.adapters import json_text, type_adapter
@@ -43,27 +42,27 @@ def remove_values(attempt: AttemptDir, ranks: int) -> None:
 
 
 def collect_values(
-    attempt: AttemptDir, evidence: Evidence, *, is_needed: bool
+    attempt: AttemptDir, pids: Mapping[int, int | None], *, is_needed: bool
 ) -> tuple[tuple[ProcessValues, ...], tuple[Trouble, ...]]:
-    """Return the values of all ranks of an attempt, and what could not be read.
+    """Return the values of all ranks of an attempt, and what could not be read. `pids` maps each rank to its process.
 
     Values that a rank wrote by itself are stored without secrets, unless values were read from outside before. The
     rank's own file is removed. If values are not `is_needed`, because the attempt passed, nothing is stored.
     """
     found: list[ProcessValues] = []
     trouble: list[Trouble] = []
-    for rank in evidence.ranks:
-        stored, own = attempt.rank(rank.rank) / FILE, attempt.probe_files / protocol.VALUES.format(pid=rank.pid)
+    for rank, pid in pids.items():
+        stored, own = attempt.rank(rank) / FILE, attempt.probe_files / protocol.VALUES.format(pid=pid)
         try:
             if attempt.directory.exists(own):
                 data = attempt.directory.read_whole_file(own, MAX_BYTES)
                 attempt.directory.remove(own)
                 if is_needed and not attempt.directory.exists(stored):
-                    write_values(attempt, [parse_values(data, rank.rank)])
+                    write_values(attempt, [parse_values(data, rank)])
             if is_needed and attempt.directory.exists(stored):
                 data = attempt.directory.read_whole_file(stored, 2 * MAX_BYTES)
                 found.append(type_adapter(ProcessValues).validate_json(data))
         except (OSError, ValueError, RecursionError) as error:
             why = f"{type(error).__name__}: {str(error).partition(chr(10))[0][:300]}"
-            trouble.append(Trouble(what="values", why=why, rank=rank.rank))
+            trouble.append(Trouble(what="values", why=why, rank=rank))
     return tuple(each for each in found if each.stacks), tuple(trouble)
