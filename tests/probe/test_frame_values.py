@@ -15,10 +15,9 @@ import pytest
 from nsa_harness import protocol
 from nsa_harness.probe import frame_values
 from nsa_harness.probe.frame_values import NAMES_LIMIT, TOTAL_LIMIT, FrameValues, chains_of
-from nsa_harness.probe.lengths import own_length
 from nsa_harness.probe.patches import TroubleLog
 from nsa_harness.probe.status_file import StatusFileWriter
-from nsa_harness.probe.values import MISSING
+from nsa_harness.probe.values import MISSING, own_length
 
 
 @pytest.fixture

@@ -1,12 +1,9 @@
-"""Finds the length of an object of the program whose `__len__` only reads an attribute, without running that code."""
+"""Finds out whether a `__len__` of the program only returns an attribute, so that it need not be run."""
 
 from __future__ import annotations
 
 import dis
-from types import CodeType, FunctionType
-from typing import Any
-
-from .values import MISSING, _first, attribute, length
+from types import CodeType
 
 _PLAIN = frozenset({"RESUME", "PRECALL", "CACHE", "PUSH_NULL", "NOP", "NOT_TAKEN", "COPY_FREE_VARS"})
 _LOADS = frozenset({
@@ -15,28 +12,10 @@ _LOADS = frozenset({
 _INSTRUCTIONS = 8
 
 
-def own_length(value: Any) -> Any:
-    """Return what the `__len__` of an object returns, or MISSING.
-
-    Its code is not run, so it must be as simple as `return self.n` or `return len(self.items)`.
-    """
-    method = _first(type(value), "__len__")
-    if type(method) is not FunctionType:
-        return MISSING
-    takes_length, names = _attribute_returned(method.__code__)
-    if not names or (takes_length and "len" in method.__globals__):
-        return MISSING
-    for name in names:
-        value = attribute(value, name)
-    if takes_length:
-        return MISSING if value is MISSING else length(value)
-    return value if type(value) is int else MISSING
-
-
-def _attribute_returned(code: CodeType) -> tuple[bool, list[str]]:
+def attribute_returned(code: CodeType) -> tuple[bool, list[str]]:
     """Return whether the code returns the length of an attribute of `self`, and the names that lead to it.
 
-    There are no names if the code does anything else than return an attribute or its length.
+    The code is one such as `return self.n` or `return len(self.items)`. For any other code there are no names.
     """
     instructions = [each for each in dis.get_instructions(code) if each.opname not in _PLAIN]
     if len(instructions) > _INSTRUCTIONS or any(each.opname not in _LOADS for each in instructions):

@@ -20,6 +20,8 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from .lengths import attribute_returned
+
 MISSING: Any = object()
 TEXT_LIMIT = 80  # characters of a text
 ITEMS_SHOWN = 8
@@ -280,9 +282,22 @@ def length(value: Any) -> Any:
     for name, rule in _LENGTHS.items():
         if kind is names.get(name):
             return rule(value)
-    from .lengths import own_length
-
     return own_length(value)
+
+
+def own_length(value: Any) -> Any:
+    """Return what the `__len__` of an object of the program returns if it only reads an attribute, or MISSING."""
+    method = _first(type(value), "__len__")
+    if type(method) is not types.FunctionType:
+        return MISSING
+    takes_length, names = attribute_returned(method.__code__)
+    if not names or (takes_length and "len" in method.__globals__):
+        return MISSING
+    for name in names:
+        value = attribute(value, name)
+    if takes_length:
+        return MISSING if value is MISSING else length(value)
+    return value if type(value) is int else MISSING
 
 
 _SIZED: tuple[Any, ...] = (
