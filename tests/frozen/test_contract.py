@@ -14,6 +14,7 @@ ADDED = {
     "commands: bundle", "commands: bundle <[RUN]>", "commands: bundle --to", "commands: bundle --out",
     *(f"commands: {name} --no-redact" for name in ("run", "bisect", "watch", "attach", "report", "bundle")),
     *(f"commands: {name} --git-diff" for name in ("run", "bisect", "watch")),
+    *(f"commands: {name} --no-values" for name in ("run", "watch", "attach")),
     "commands: wrong", "commands: wrong <[RUN]>",
     *(f"commands: wrong --{name}" for name in ("line", "cause", "rank", "verdict", "note", "to", "out", "no-redact")),
     "commands: schema <[DOCUMENT]>", "commands: ci matcher",
@@ -88,7 +89,8 @@ WORDS_ADDED = {
 # What a value of such a key holds is new as a whole.
 ADDED_BELOW = (
     "detail.stacks", "detail.divergence", "detail.cost", ".left_open", ".facts", "detail.memory", "detail.signals",
-    "detail.nccl", "detail.files", "detail.own_status", "detail.raised",
+    "detail.nccl", "detail.files", "detail.own_status", "detail.raised", "outcomes[].values", "outcome: values",
+    "outcome.values",
 )  # fmt: skip
 
 

@@ -70,7 +70,7 @@ def parse_values(text: str | bytes, rank: int) -> ProcessValues:
             is_cut=bool(record["is_cut"]),
         )
     except (KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-        raise ValueError(f"not a file of values: {error!r}") from error
+        raise ValueError(f"damaged values: {error!r}") from error
 
 
 def parse_py_spy_values(text: str, rank: int) -> ProcessValues:
@@ -94,7 +94,7 @@ def parse_py_spy_values(text: str, rank: int) -> ProcessValues:
             ),
         )
     except (KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-        raise ValueError(f"not the form of py-spy dump --json: {error!r}") from error
+        raise ValueError(f"unknown form: {error!r}") from error
 
 
 def _as_python(text: str) -> str:
