@@ -407,3 +407,9 @@ def test_a_line_of_a_dockerfile_is_no_code() -> None:
 )
 def test_a_secret_that_a_fixed_text_announces_is_found(text: str, secret: str) -> None:
     assert secret not in Secrets().text(text.replace("§", secret))
+
+
+def test_the_secret_of_an_access_key_is_known_by_the_id_before_it() -> None:
+    key, secret = "LTAI5t" + noise(18), noise(30)
+    assert secret not in Secrets().text(f"auth = oss2.Auth('{key}', '{secret}')", code=True)
+    assert secret in {each.value for each in find_in_words(["ossutil", "config", "-i", key, "-k", secret])[5]}

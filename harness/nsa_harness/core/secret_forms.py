@@ -13,6 +13,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
+from itertools import accumulate
 from urllib.parse import unquote
 
 from nsa_harness.core.secret_commands import passwords_in_text, passwords_in_words
@@ -96,6 +97,13 @@ def find_in_words(words: Sequence[str]) -> list[list[Found]]:
         if equals and re.fullmatch(r"[\w.:/@+~-]+", option):
             found[at] += find_in_value(option, right, len(option) + 1)
         name = word.lstrip("-") if re.fullmatch(r"-[\w.,-]+", word) else ""
+    line, starts = " ".join(words), list(accumulate((len(word) + 1 for word in words[:-1]), initial=0))
+    ends = (starts[at] + each.end for at, several in enumerate(found) for each in several if each.by_format)
+    partners = [partner.span(1) for end in ends if (partner := _partner_of(line, end))]
+    for start, end in (*announced_secrets(line), *partners):
+        at = bisect_right(starts, start) - 1
+        if end <= starts[at] + len(words[at]):
+            found[at].append(Found(start - starts[at], end - starts[at], line[start:end]))
     for at, start, end in spans:
         if end > start and is_secret(words[at][start:end], Required.ANYTHING):
             found[at].append(Found(start, end, words[at][start:end]))
@@ -151,7 +159,10 @@ def _decoded(text: str, pattern: re.Pattern[str], decode: Callable[[str], str]) 
 
 def _found_in_view(text: str, *, code: bool, typed: bool) -> Iterator[Found]:
     if _MAY_BE_TOKEN.search(text):
-        yield from _formatted(text)
+        for token in _formatted(text):
+            yield token
+            if partner := _partner_of(text, token.end):
+                yield Found(*partner.span(1), partner[1])
     yield from _private_keys(text)
     yield from _in_addresses(text)
     yield from (Found(start, end, text[start:end]) for start, end in announced_secrets(text))
@@ -175,6 +186,9 @@ _TEXT_IN_CODE = re.compile(
 # Tokens of known formats.
 
 
+_PARTNER = re.compile(
+    r"[\"']?[ ]{0,2}(?:[:,/]|-{1,2}[\w-]{1,32}[ =])[ ]{0,2}[\"']?([A-Za-z0-9/+=_-]{24,128})(?=[\s\"',;)]|$)"
+)
 _MAY_BE_TOKEN = re.compile(r"[^\s\"']{16}")
 
 
@@ -203,6 +217,12 @@ def _formatted(text: str) -> Iterator[Found]:
             if token:
                 yield Found(*token.span(token.lastindex or 0), token[token.lastindex or 0], by_format=True)
             at = text.find(anchor, token.end() if token else at + len(anchor))
+
+
+def _partner_of(text: str, end: int) -> re.Match[str] | None:
+    """Return the match of the secret that stands behind the id of an access key, which ends at `end`, or None."""
+    partner = _PARTNER.match(text, end)
+    return partner if partner and is_secret(partner[1], Required.RANDOM_OR_HEX) else None
 
 
 def _begins(text: str, at: int) -> bool:
@@ -327,6 +347,7 @@ _NEXT_LINE = re.compile(
     r"(?:[|>][-+]?)?(?:[ \t]{0,8}[\\(])?(?:[ \t]{0,8}\r?\n){1,2}"
     r"(?:\[[^\]\n]{1,32}\]:?)?[ \t]{0,32}(?:[+>#-][ \t]{1,8})?"
 )
+_ANCHOR = re.compile(r"&[\w-]{1,32}[ \t]{1,4}(?=[\"'\w])")  # of YAML
 _WRAPPER = re.compile(
     r"(?:[A-Za-z_]\w{0,30}\.){0,3}(?:Secret(?:Str|Bytes)?|str|bytes|String|Some|Optional|Field|field|Value"
     r"|quote(?:_plus)?|b64decode|b64encode|Variable|encode|NewSecret|Password|SecureString|CONST|var)\("
@@ -479,6 +500,8 @@ def _value_at(
     if next_line := _NEXT_LINE.match(text, at) if is_pair else None:
         at, required = next_line.end(), max(required, Required.NO_WORD)
     may_be_url = any(word in name.lower() for word in ("webhook", "dsn"))
+    if anchor := _ANCHOR.match(text, at):
+        at = anchor.end()
     if wrapper := _WRAPPER.match(text, at):
         at = wrapper.end()
     if text.startswith("$'", at):  # a shell's quote that may contain escapes

@@ -138,6 +138,8 @@ def required_of(name: str, *, typed: bool = False) -> Required | None:
     Set `typed` for a command-line option, an environment variable or a part of a URL, whose names are chosen with care.
     """
     parts = [part.lower() for part in _PART.findall(name)]
+    if "existing" in parts:  # the value is the name of a secret that is stored elsewhere
+        return Required.RANDOM
     is_id = parts[-1:] == ["id"]
     while parts and (parts[-1].isdigit() or (len(parts) > 1 and parts[-1] in _SUFFIX_WORDS)):
         parts.pop()
@@ -221,6 +223,7 @@ _PATH = re.compile(
 _REFERENCE = re.compile(
     r"\$\{?(?:[A-Z_][A-Z0-9_]*|[a-z_]+)\}?|\$[{(].*|%[A-Za-z_]\w*%|%[-+ 0-9.]*[a-zA-Z]|<[^<>]*>|\{.*\}|\[[A-Za-z_ -]*\]"
     r"|@[\w.-]+@|[*•x.#_-]+|\(.*\)"
+    r"|(?:vault|op|ssm|sops|keyring|secretsmanager|awssm|gcpsm|gcp-sm|akv|azkv|ref\+\w+):(?://)?[\w./#-]+"
     r"|&\w+;?|(?:Optional|Union|List|Dict|Literal|Annotated|Final)\[.*"
 )
 _CALLED = re.compile(r"(?:(?:await|not|new) )?(?:[A-Za-z_]\w*\.)*+[A-Za-z_]\w*+(?=[(\[])")

@@ -33,7 +33,7 @@ _CRUMB = re.compile(
 )
 _COOKIE_ATTRIBUTES = words_of("path domain expires max-age samesite secure httponly version priority")
 _NETRC = re.compile(
-    r"\b(?:login|user|username)[ \t\n]{1,8}\S{1,128}[ \t\n]{1,8}(?:password|passwd|pass)[ \t\n]{1,8}(\S{1,512})"
+    r"\b(?:login|user|username)[ \t\n]{1,8}\S{1,128}[ \t\n]{1,8}(?:password|passwd|pass)[ \t\n]{1,8}(?![=:])(\S{1,512})"
 )
 _PHRASE = re.compile(
     r"(?i:identified[ ]by(?:[ ]password)?|wandb[ ]login(?:[ ]--?[\w-]{1,16}(?:=\S{1,256})?){0,3}"
@@ -101,6 +101,7 @@ _SIMPLE_PHRASES: tuple[tuple[tuple[str, ...], re.Pattern[str], Required], ...] =
         re.compile(r"\bcreateUser \S{1,64} \w{3,8} \"?([^\s\"]{4,128})\"?(?: \w{3,8} \"?([^\s\"]{4,128}))?"),
         Required.NO_WORD,
     ),
+    (("http-basic.",), re.compile(r"\bhttp-basic\.\S{1,64} \S{1,128} ([^\s\"']{4,256})"), Required.NO_WORD),  # Poetry
     # Commands of Windows.
     (
         ("SecureString",),
