@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 MISSING: Any = object()
-KEYS_LIMIT = 16384  # keys of a dict that are compared one by one
+KEYS_LIMIT = 256  # keys of a dict in which one is looked up; all of them are checked first
 TYPES_LIMIT = 4096  # types that are remembered
 
 bases_of: Callable[[type], tuple[type, ...]] = vars(type)["__mro__"].__get__  # T.__mro__ would ask the metaclass
@@ -95,17 +95,14 @@ def item(value: Any, key: Any) -> Any:
 
 def _look_up(items: Any, key: Any) -> Any:
     """Return an item of a dict. A key of a type of the program might define how keys are compared."""
-    if (
-        type(items) is not dict
-        and type(items) is not collections.OrderedDict
-        and type(items) is not (collections.defaultdict)
-    ):
+    kind = type(items)
+    if kind is not dict and kind is not collections.OrderedDict and kind is not collections.defaultdict:
         return MISSING
-    for other in dict.keys(items):
-        if other is key:
-            return dict.get(items, key, MISSING)
     if len(items) > KEYS_LIMIT:
         return MISSING
+    for other, found in dict.items(items):
+        if other is key:
+            return found
     if all(_is_plain_key(type(other)) for other in dict.keys(items)):
         return dict.get(items, key, MISSING)
     return MISSING

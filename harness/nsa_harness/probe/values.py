@@ -27,8 +27,9 @@ from .safe_attributes import item as item
 
 TEXT_LIMIT = 80  # characters of a text
 ITEMS_SHOWN = 8
-ITEMS_READ = 64  # items of one container that its checksum covers
-ITEMS_READ_IN_ALL = 128  # items of a container and of the containers in it
+ITEMS_READ = 32  # items of one container that its checksum covers
+ITEMS_READ_IN_ALL = 64  # items of a container and of the containers in it
+TENSOR_COST = 4  # a tensor or an array in a container counts as so many items
 DEPTH_LIMIT = 2  # containers in a container
 BYTES_READ = 4096  # of a tensor, an array or a string
 NUMBER_BITS = 512
@@ -336,6 +337,8 @@ def _item_text(value: Any, budget: _Budget) -> tuple[str, bool]:
     is_container = reader is _sequence or reader is _mapping
     if reader is None or (is_container and budget.depth >= DEPTH_LIMIT):
         return type_name(kind), False
+    if reader is _tensor or reader is _array:
+        budget.items -= TENSOR_COST - 1
     return reader(value, budget), not is_mutable and not is_container
 
 
