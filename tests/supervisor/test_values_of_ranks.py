@@ -83,6 +83,17 @@ def test_sleeping_ranks_give_their_values_and_keep_no_file(tmp_path: Path) -> No
     assert list(tmp_path.glob("*.values.json*")) == []
 
 
+def test_values_that_a_failing_rank_requested_are_not_requested_again(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        living = ranks(stack, tmp_path, 1)
+        own = tmp_path / protocol.VALUES.format(pid=living[0])
+        own.write_text(raw(0))
+        (values,) = ValueReader(probe_dir=tmp_path).read(living, takes_written=True)
+        assert (values.when, own.exists()) == (ReadWhen.EXCEPTION, False)
+        (values,) = ValueReader(probe_dir=tmp_path).read(living, takes_written=True)
+        assert values.when is ReadWhen.REQUEST
+
+
 def test_py_spy_reads_a_rank_that_does_not_answer(tmp_path: Path) -> None:
     with ExitStack() as stack:
         living = ranks(stack, tmp_path, 1, "never")

@@ -32,17 +32,23 @@ class ValueReader:
     probe_dir: Path
     trouble: list[Trouble] = field(default_factory=list)
 
-    def read(self, living: Mapping[int, int], ended: Mapping[int, int] | None = None) -> list[ProcessValues]:
+    def read(
+        self, living: Mapping[int, int], ended: Mapping[int, int] | None = None, *, takes_written: bool = False
+    ) -> list[ProcessValues]:
         """Return the values of the ranks, which map to their process ids.
 
         A rank that has ended may have written its values before. What cannot be read is noted as trouble.
+        `takes_written`: a living rank may have written them too, because a failing rank requested them.
         """
         begin_s = time.monotonic()
+        written = {rank: pid for rank, pid in living.items() if takes_written and self._file(pid).exists()}
+        ended = {**(ended or {}), **written}
+        living = {rank: pid for rank, pid in living.items() if rank not in written}
         requests = {rank: number for rank, pid in living.items() if (number := self._request(pid))}
         limit_s = _ANSWER_S * min(_MAX_LOAD_FACTOR, max(1.0, len(living) / 16))
         wait_for(lambda: all(self._is_done(living[rank], number) for rank, number in requests.items()), limit_s)
         answered = [rank for rank in requests if self._has_answered(living[rank], requests[rank])]
-        found = [self._from_file(rank, pid) for rank, pid in (ended or {}).items()]
+        found = [self._from_file(rank, pid) for rank, pid in ended.items()]
         found += [self._from_file(rank, living[rank]) for rank in answered]
         others = {rank: pid for rank, pid in living.items() if rank not in answered and procfs.is_alive(pid)}
         with ThreadPoolExecutor(max_workers=_MAX_PARALLEL) as pool:
@@ -69,9 +75,12 @@ class ValueReader:
                 return function(memory)
         return 0
 
+    def _file(self, pid: int) -> Path:
+        return self.probe_dir / protocol.VALUES.format(pid=pid)
+
     def _from_file(self, rank: int, pid: int) -> ProcessValues | None:
         """Return the values that the probe wrote, and remove the file, which may contain secrets."""
-        path = self.probe_dir / protocol.VALUES.format(pid=pid)
+        path = self._file(pid)
         with suppress(OSError):
             path = path.readlink() if path.is_symlink() else path
         try:

@@ -393,10 +393,11 @@ class Watch:
         self.report_stall(now_s, limits)
         return Ending.EARLY if self.snapshots.evaluate(self.policy.stops_early, limits) else None
 
-    def read_values(self) -> None:
+    def read_values(self, *, takes_written: bool = False) -> None:
         """Read and store the values of the names on the stacks of all ranks, without secrets.
 
-        Ranks that have ended may have written their values. A failure is noted as trouble.
+        Ranks that have ended may have written their values. With `takes_written`, so may living ranks, because a
+        failing rank requested the values. A failure is noted as trouble.
         """
         if not self.attempt.reads_values:
             return
@@ -404,7 +405,7 @@ class Watch:
         ended = {rank: pid for rank, pid in self.ranks.pids.items() if rank not in living}
         reader = ValueReader(probe_dir=self.job.probe_dir)
         try:
-            write_values(self.attempt, reader.read(living, ended))
+            write_values(self.attempt, reader.read(living, ended, takes_written=takes_written))
         except OSError as error:
             reader.trouble.append(Trouble(what="values", why=str(error)))
         known = self.ranks.sampler.trouble
@@ -414,7 +415,7 @@ class Watch:
         """Read the values of all ranks once, because a rank has failed while others live."""
         if not self.has_read_after_failure and self.ranks.living_pids:
             self.has_read_after_failure = True
-            self.read_values()
+            self.read_values(takes_written=True)
 
     def report_stall(self, now_s: float, limits: Limits) -> None:
         """Report where the ranks are blocked. Repeat the report if they block elsewhere, or after 30 s."""
