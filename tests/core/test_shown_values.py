@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 
@@ -109,6 +110,31 @@ def test_the_contents_of_a_list_are_left_out_where_its_length_differs() -> None:
         of_rank(1, 6, loader="8 items crc 00000002", len_loader="8"),
     ]
     assert list(shown(*ranks)) == ["len(loader)"]
+
+
+def test_the_order_of_what_a_loop_iterates_over_counts_and_of_other_containers_only_the_length() -> None:
+    ranks = [
+        of_rank(0, 6, loader="9 items crc 00000001", loss="2 items crc 00000001", groups="1 items crc 00000001"),
+        of_rank(1, 6, loader="9 items crc 00000002", loss="2 items crc 00000002", groups="None"),
+    ]
+    found = shown(*ranks, of=outcome(line=None))
+    assert found == {"loader": {"9 items crc 00000001": (0,), "9 items crc 00000002": (1,)}}
+
+
+def test_two_names_of_one_value_are_shown_once() -> None:
+    values = {"stopper__bad": "3", "step": "7"}, {"stopper__bad": "1", "step": "8"}
+    inner = [FrameValues(file=FILE, line=51, function="step", values=(("self.bad", text),)) for text in "31"]
+    ranks = [of_rank(rank, 6, **values[rank]) for rank in range(2)]
+    both = [
+        replace(each, stacks=(replace(each.stacks[0], frames=(inner[each.rank], *each.stacks[0].frames)),))
+        for each in ranks
+    ]
+    assert list(shown(*both)) == ["stopper.bad", "step"]
+
+
+def test_equal_arguments_of_a_call_are_left_out() -> None:
+    ranks = [of_rank(0, 6, loss="0.5", args="1"), of_rank(1, 7, loss="0.5", args="1")]
+    assert shown(*ranks, of=outcome(line=None)) == {}
 
 
 def test_the_condition_of_the_cause_is_shown_even_if_one_rank_alone_has_its_values() -> None:

@@ -15,7 +15,7 @@ from nsa_harness.core.source_code.program_source import ProgramSource
 
 _MAX_VALUES = 24
 _MAX_OTHERS = 8  # values that differ and do not decide
-_CONTENT = re.compile(r"^(\w+ \[[\d, ]*\]) crc \w+$")  # a tensor: only its type and shape are compared
+_CONTENT = re.compile(r"^(\w+ \[[\d, ]*\]|\d+ items) crc \w+$")  # of a tensor or a container, whose data differ anyway
 _SCALAR = re.compile(r"-?\d{1,19}|True|False|None|'[^']*'")  # in general, floats differ between ranks
 
 Function = tuple[str, str]  # file and name
@@ -38,23 +38,27 @@ class _Table:
             seen.add(function)
             names = self.functions.setdefault(function, {})
             for name, text in frame.values:
-                content = _CONTENT.match(text)
-                names.setdefault(name, {})[values.rank] = content[1] if content else text
+                names.setdefault(name, {})[values.rank] = text
 
-    def texts(self, function: Function) -> dict[str, dict[int, str]]:
+    def texts(self, function: Function, *, with_contents: bool = False) -> dict[str, dict[int, str]]:
         """Return the values of a function by name, without numbers of ranks, and without contents whose length
         differs.
+
+        Only `with_contents` do tensors of the same shape, and containers of the same length, count as different.
         """
         values = self.functions.get(function, {})
+        if not with_contents:
+            values = {
+                name: {rank: content[1] if (content := _CONTENT.match(text)) else text for rank, text in texts.items()}
+                for name, texts in values.items()
+            }
         return {
             name: texts
             for name, texts in values.items()
             if len(texts) < 2
             or (
                 any(text != str(rank) for rank, text in texts.items())
-                and not (
-                    differs(values.get(f"len({name})", {})) and all(" items crc " in text for text in texts.values())
-                )
+                and not (differs(values.get(f"len({name})", {})) and all(" items" in text for text in texts.values()))
             )
         }
 
@@ -73,25 +77,35 @@ def shown_values(outcome: Outcome, sources: Sequence[Source], ranks: Sequence[Pr
     of_cause = list(_expressions(program, _places_of_cause(outcome)))
     # Each group has the names of one expression.
     groups: list[list[NamedValue]] = []
-    chosen: set[tuple[Function, str]] = set()
+    chosen: set[object] = set()
     for deciding in (*of_cause, *_expressions(program, _places_on_stacks(outcome, ranks))):
         function = deciding.file, deciding.function
         group = [
             _named_value(name, function, deciding.line, texts)
-            for name, texts in deciding.choose(table.texts(function)).items()
-            if (function, name) not in chosen and (name in deciding.names or differs(texts))
+            for name, texts in deciding.choose(table.texts(function, with_contents=deciding.is_loop)).items()
+            if differs(texts) or (name in deciding.names and not deciding.is_incidental)
         ]
+        group = [value for value in group if _key(value) not in chosen]
         if (deciding in of_cause and not deciding.is_incidental) or any(len(value.values) > 1 for value in group):
             groups.append(group)
-            chosen |= {(function, value.name) for value in group}
+            chosen |= set(map(_key, group))
     groups.sort(key=lambda group: not any(_shows_difference(value, len(ranks)) for value in group))
-    others = (
+    differing = (
         _named_value(name, function, None, texts)
         for function in table.functions
         for name, texts in table.texts(function).items()
-        if (function, name) not in chosen and differs(texts) and _is_telling(texts)
+        if differs(texts) and _is_telling(texts)
     )
-    return (*chain.from_iterable(groups), *islice(others, _MAX_OTHERS))[:_MAX_VALUES]
+    others: dict[object, NamedValue] = {}
+    for value in differing:
+        if _key(value) not in chosen:
+            others.setdefault(_key(value), value)
+    return (*chain.from_iterable(groups), *islice(others.values(), _MAX_OTHERS))[:_MAX_VALUES]
+
+
+def _key(value: NamedValue) -> object:
+    """Return what is equal for two names of one value, such as `self.bad` in a method and `stopper.bad` outside."""
+    return value.name.rpartition(".")[2], value.values
 
 
 def _shows_difference(value: NamedValue, ranks: int) -> bool:

@@ -28,6 +28,7 @@ class Deciding:
     names: tuple[str, ...]  # "bad", "stopper.bad", "len(loader)"
     owners: tuple[str, ...] = ()  # objects of which any attribute may decide, because their methods are not stored
     is_incidental: bool = False  # a call on the line, or a loop around it: decides only if its values differ
+    is_loop: bool = False  # a loop iterates over it, so the contents and their order decide
 
     def choose(self, values: Mapping[str, T]) -> dict[str, T]:
         """Return the values of the names in the expression, then those of attributes of its objects."""
@@ -64,6 +65,7 @@ def deciding_expressions(program: ProgramSource, place: Line) -> Iterator[Decidi
                 names=tuple(names.names),
                 owners=tuple(names.owners),
                 is_incidental=is_call or is_outer,
+                is_loop=any(part is _Part.ITERABLE for _, part in parts),
             )
 
 
