@@ -50,8 +50,7 @@ from nsa_harness.core.recording.explanation import (
 from nsa_harness.core.recording.judgement import Judgement, judge_experiment, read_events, with_control
 from nsa_harness.core.recording.patch import patch, place_to_change
 from nsa_harness.core.recording.recording import RankRecording
-from nsa_harness.core.recording.side_effects import side_effects
-from nsa_harness.core.report import HangKind, Outcome, Status
+from nsa_harness.core.report import HangKind, Outcome, Place, Status
 from nsa_harness.errors import UsageError
 from nsa_harness.render import answer
 from nsa_harness.render.experiments import why as shown
@@ -445,7 +444,7 @@ class _Inquiry:
         """Return the run of an experiment with what it proves."""
         run = replace(
             run, experiment=planned.kind.value, change=texts.change_text(planned), candidate=planned.candidate,
-            place=planned.place, name=planned.name,
+            place=self._changed_place(planned), name=planned.name,
         )  # fmt: skip
         explanation, attempt = self.report.explanation, self._attempt(outcome)
         if explanation is None or run.result is RunResult.UNJUDGED:
@@ -461,6 +460,12 @@ class _Inquiry:
             self.success = judgement
             return replace(run, proof=Proof.ORIGIN if planned.proves_origin else Proof.DECISION)
         return replace(run, proof=_PROOFS.get(judgement.result, Proof.NONE), next_place=judgement.next_place)
+
+    def _changed_place(self, planned: PlannedExperiment) -> Place:
+        """Return the statement around which an experiment makes its change: for a leak, the extra call."""
+        explanation = self.report.explanation
+        caller = explanation.candidates[planned.candidate].caller if explanation else None
+        return caller if caller is not None and planned.kind is ExperimentKind.UNDO_LEAK else planned.place
 
     def _write(self) -> None:
         run = self.experiment.session.run
