@@ -94,7 +94,9 @@ def test_the_extra_call_that_changes_a_counter_is_found_and_proven(workspace):
 def test_an_early_stop_by_the_loss_of_one_rank_is_explained_from_its_origin(workspace):
     ran, why = answer(workspace, EARLY_STOP)
     lines = [one["place"]["line"] for one in why["explanation"]["candidates"]]
-    origins = {line_of(EARLY_STOP, text) for text in ("return 1.0 /", "loss = validate", "bad = bad + 1")}
+    origins = {
+        line_of(EARLY_STOP, text) for text in ("return 1.0 /", "loss = validate", "bad = bad + 1", "if bad >= 3")
+    }
     assert ran.code == 0
     assert origins & set(lines[:3]), why["claim"]
     assert why["result"] in ("certain", "decision", "likely")

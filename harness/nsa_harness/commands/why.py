@@ -206,24 +206,25 @@ def _question(request: WhyRequest) -> _Question:
     spec = _recorded_spec(replace(spec, cwd=str(directory), python=python), run.run_id, outcome, values=request.values)
     program = LaunchedProgram(specs=(spec,), interpreter=query_interpreter_of((spec,)), working_dir=directory)
     _refuse_old_python(program.interpreter, python)
-    effects = side_effects(_texts(program), _processes(run.attempt(outcome.spec.scenario, outcome.attempt)))
-    experiments = not effects if request.experiments is None else request.experiments
-    max_runs = request.repeat + (MAX_EXPERIMENTS + 1 if experiments else 0)
+    services = _services(program)
     alike = [one for one in attempts if one.spec.spec_hash == outcome.spec.spec_hash]
     passed = sum(one.verdict.status is Status.PASS for one in alike)
+    first = _first(run, outcome)
+    makes_experiments = request.experiments and not (services or passed or first.stands)
+    max_runs = request.repeat + (MAX_EXPERIMENTS + 1 if makes_experiments else 0)
     notes = []
     if passed:
+        notes.append(f"{passed} of {len(alike)} attempts of that run passed, so an experiment would prove nothing")
+    if services:
         notes.append(
-            f"{passed} of {len(alike)} attempts of that run passed, so the failure depends on timing or chance"
+            f"the program imports {services}, so each run may change data outside its directory; no experiment is made"
         )
-    if effects:
-        notes.append(texts.effects_note(effects, experiments=experiments, is_asked=request.experiments is not None))
     return _Question(
         outcome=outcome, spec=spec, program=program,
         report=WhyReport(
-            scenario=spec.scenario, first=_first(run, outcome), directory=str(directory),
+            scenario=spec.scenario, first=first, directory=str(directory),
             max_runs=min(max_runs, request.max_runs or max_runs), budget_s=request.budget_s, values=request.values,
-            experiments=experiments, passed_before=passed, notes=tuple(notes),
+            experiments=makes_experiments, passed_before=passed, notes=tuple(notes),
         ),
     )  # fmt: skip
 
@@ -431,7 +432,7 @@ class _Inquiry:
             return
         self.report = report = replace(self.report, explanation=explanation)
         self.recordings, _ = load_recordings(attempt, self.question.spec.ranks)
-        if report.experiments and not report.first.stands and not report.is_flaky:
+        if report.experiments and not report.is_flaky:
             sources = program_texts(attempt, self.recordings)
             self.planned = plan_experiments(explanation, sources)[:MAX_EXPERIMENTS]
             of = f"{report.first.run_id} {report.first.attempt}"

@@ -82,7 +82,13 @@ def remedy(candidate: Candidate, namer: Namer) -> str:
 
 def makes(candidate: Candidate, namer: Namer) -> str:
     """Return what the line of a candidate does, such as "computes `bad` from this rank's own data"."""
+    if not candidate.name and candidate.kind not in _WITHOUT_NAME:
+        return f"decides differently on the ranks ({title(candidate.kind)})"
     return _render(candidate, "makes", namer)
+
+
+# Kinds whose sentence needs no name. Any other candidate without a name is the statement at which the ranks diverge.
+_WITHOUT_NAME = (OriginKind.CALL, OriginKind.EXCEPTION, OriginKind.OTHER_RANKS_FILE, OriginKind.UNKNOWN)
 
 
 def _render(candidate: Candidate, key: str, namer: Namer) -> str:
