@@ -16,13 +16,16 @@ from typing import Any
 import psutil
 import pytest
 
+from nsa_harness import protocol
 from nsa_harness.commands.attempt import run_one
 from nsa_harness.core.plan import Launcher, RunSpec
+from nsa_harness.core.recording.recording import Activation
 from nsa_harness.core.report import Outcome
 from nsa_harness.supervisor.launch.fork_client import ForkServer, unforkable_reason
 from nsa_harness.supervisor.launch.machine import machine_facts
 from nsa_harness.supervisor.launch.planning import Invocation, Script, plan_launches
 from nsa_harness.supervisor.storage.record import load_spec
+from nsa_harness.supervisor.storage.recordings import load_recordings
 from nsa_harness.supervisor.storage.rundir import AttemptDir, create_run
 
 from .conftest import PROGRAMS, Undisturbed, forget_the_test
@@ -173,6 +176,24 @@ def test_a_rank_that_fails_is_blamed_for_the_same_line(launches: Launches, way: 
     assert forked.told == anew.told
     # Rank 0 loses its partner and is ended by torchrun for that, whichever comes first.
     assert forked.ends[1:] == anew.ends[1:]
+
+
+@pytest.mark.slow
+def test_a_forked_rank_is_recorded_like_a_started_one(launches: Launches) -> None:
+    spec = replace(script("raises"), env=((protocol.ENV_RECORD, "{}"),))
+    kept = []
+    for done in launches.both(spec, "recorded"):
+        recordings, notes = load_recordings(done.attempt, 2)
+        assert notes == ()
+        assert not list(done.attempt.probe_files.glob("*.record")), "they contain secrets"
+        kept.append([[_lines(one) for one in each.threads[0].activations] for each in recordings])
+    assert kept[0] == kept[1]
+    assert all(lines for rank in kept[0] for lines in rank)
+
+
+def _lines(activation: Activation) -> list[object]:
+    """The lines that were executed, with those in the functions that they called."""
+    return [[execution.line, *map(_lines, execution.calls)] for execution in activation.executions]
 
 
 @pytest.mark.parametrize("way", ["os_exit", "abort"])
