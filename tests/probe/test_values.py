@@ -348,3 +348,15 @@ def test_the_length_of_a_loader_is_computed_from_its_parts() -> None:
     assert values.length(DataLoader.__new__(DataLoader)) is values.MISSING
     assert values.length(Own(torch.ones(3))) is values.MISSING
     assert RUN == []
+
+
+def test_an_attribute_that_a_property_hides_is_unknown() -> None:
+    hidden = type("Hidden", (), {"bad": property(lambda _: 1)})()
+    hidden.__dict__["bad"] = 2
+    assert values.attribute(hidden, "bad") is values.MISSING
+
+
+def test_an_attribute_that_the_class_computes_is_unknown() -> None:
+    computed = type("Computed", (), {"__getattribute__": lambda self, name: 1})()
+    object.__setattr__(computed, "bad", 2)
+    assert values.attribute(computed, "bad") is values.MISSING
