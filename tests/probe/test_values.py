@@ -357,6 +357,6 @@ def test_an_attribute_that_a_property_hides_is_unknown() -> None:
 
 
 def test_an_attribute_that_the_class_computes_is_unknown() -> None:
-    computed = type("Computed", (), {"__getattribute__": lambda self, name: 1})()
+    computed = type("Computed", (), {"__getattribute__": lambda *_: 1})()
     object.__setattr__(computed, "bad", 2)
     assert values.attribute(computed, "bad") is values.MISSING
