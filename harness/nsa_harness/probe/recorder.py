@@ -406,6 +406,13 @@ class Recorder:
         if self._file is not None:
             self._file.write(protocol.RECORD_PROBLEM, [self._file.string(reason)])
 
+    def note_skipped(self, code: OwnCode) -> None:
+        """Record in the recording that a function is not recorded because it calls locals()."""
+        code.count += 1
+        if code.count == 1:
+            file = self._open()
+            file.write(protocol.RECORD_PROBLEM, [file.string(f"{code.code.co_qualname} calls locals()")])
+
     def continue_in_child(self) -> None:
         """Continue in a forked process, which gets a file of its own."""
         self._lock = threading.Lock()

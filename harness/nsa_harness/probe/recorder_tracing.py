@@ -91,6 +91,7 @@ class Tracer:
                 frame.f_trace_lines = False
                 return None if call is None else TracedCall(recorder, call).trace
             if kind.shows_locals:  # type: ignore[union-attr]
+                recorder.note_skipped(kind)  # type: ignore[arg-type]
                 return None
             activation = recorder.begin(kind, frame)  # type: ignore[arg-type]
             return None if activation is None else TracedActivation(recorder, activation).trace
