@@ -7,10 +7,12 @@ libraries is not recorded, except for the calls that communicate.
 
 from __future__ import annotations
 
+import _random
 import itertools
 import os
 import sys
 import threading
+import types
 import zlib
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -455,11 +457,13 @@ def generator_states(all_generators: bool) -> list[tuple[str, str]]:
     else:
         states.append(("torch", ""))
     if all_generators:
-        random = sys.modules.get("random")
-        if random is not None and hasattr(random, "getstate"):
-            states.append(("random", f"state {hash(random.getstate()) & 0xFFFFFFFF:08x}"))
-        numpy = sys.modules.get("numpy.random")
-        if numpy is not None and hasattr(numpy, "get_state"):
-            state = numpy.get_state()
+        random: Any = sys.modules.get("random")
+        instance = getattr(random, "_inst", None)
+        if instance is not None and type(instance) is random.Random:
+            state = _random.Random.getstate(instance)  # type: ignore[attr-defined]
+            states.append(("random", f"state {hash(state) & 0xFFFFFFFF:08x}"))
+        get_state = getattr(sys.modules.get("numpy.random"), "get_state", None)
+        if type(get_state) is types.BuiltinFunctionType:
+            state = get_state()
             states.append(("numpy", f"state {zlib.crc32(state[1].tobytes(), state[2]):08x}"))
     return states

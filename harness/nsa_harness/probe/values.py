@@ -163,10 +163,17 @@ def read_expressions(frame: Any, expressions: Sequence[str]) -> list[tuple[str, 
     return values
 
 
+def _locals_type() -> type:
+    return type(sys._getframe().f_locals)
+
+
+_LOCALS = _locals_type()  # from Python 3.13 on, not a dict
+
+
 def frame_variables(frame: Any) -> tuple[Any, Any]:
     """Return the local and global variables of a frame. What is no dictionary of Python is returned as empty."""
     local, shared = frame.f_locals, frame.f_globals
-    is_plain = type(local) is dict or type_name(type(local)) == "FrameLocalsProxy"
+    is_plain = type(local) is dict or type(local) is _LOCALS
     return local if is_plain else {}, shared if type(shared) is dict else {}
 
 
