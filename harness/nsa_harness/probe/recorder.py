@@ -12,7 +12,6 @@ import itertools
 import os
 import sys
 import threading
-import types
 import zlib
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -460,10 +459,11 @@ def generator_states(all_generators: bool) -> list[tuple[str, str]]:
         random: Any = sys.modules.get("random")
         instance = getattr(random, "_inst", None)
         if instance is not None and type(instance) is random.Random:
-            state = _random.Random.getstate(instance)  # type: ignore[attr-defined]
+            state = _random.Random.getstate(instance)
             states.append(("random", f"state {hash(state) & 0xFFFFFFFF:08x}"))
-        get_state = getattr(sys.modules.get("numpy.random"), "get_state", None)
-        if type(get_state) is types.BuiltinFunctionType:
-            state = get_state()
+        numpy: Any = sys.modules.get("numpy.random.mtrand")
+        instance = getattr(numpy, "_rand", None)
+        if instance is not None and type(instance) is numpy.RandomState:
+            state = instance.get_state()
             states.append(("numpy", f"state {zlib.crc32(state[1].tobytes(), state[2]):08x}"))
     return states
