@@ -51,7 +51,8 @@ def kind_of(step: Step, traces: Sequence[Trace], pair: tuple[int, int], statemen
     execution = trace.executions[number]
     if step.is_leak:
         return OriginKind.LEAK
-    if step.name.startswith("generator:") or execution.draws:
+    draws_alike = _draws_alike(step, traces, pair)
+    if step.name.startswith("generator:") or (execution.draws and not draws_alike):
         return OriginKind.RANDOM
     if any(is_point_to_point(made) or made.operation.startswith(_SHARED) for made in execution.communications):
         return OriginKind.PEER_VALUE
@@ -59,7 +60,7 @@ def kind_of(step: Step, traces: Sequence[Trace], pair: tuple[int, int], statemen
     kind = kind_of_text(text)
     if kind is OriginKind.FILE and _changed_elsewhere(execution, trace, traces, statements):
         return OriginKind.OTHER_RANKS_FILE
-    if kind is not OriginKind.UNKNOWN:
+    if kind is not OriginKind.UNKNOWN and not (kind is OriginKind.RANDOM and draws_alike):
         return kind
     if any(value.type in {"set", "frozenset"} for _, value in execution.reads):
         return OriginKind.HASH_ORDER
@@ -69,6 +70,15 @@ def kind_of(step: Step, traces: Sequence[Trace], pair: tuple[int, int], statemen
     if step.name in values and values[step.name].type in _NUMBERS:
         return OriginKind.MISSING_REDUCTION
     return OriginKind.UNKNOWN
+
+
+def _draws_alike(step: Step, traces: Sequence[Trace], pair: tuple[int, int]) -> bool:
+    """Return whether both ranks drew from generators in the same states, so that the draw made no difference."""
+    first, second = (
+        None if number is None else {name: before for name, before, _ in traces[trace].executions[number].draws}
+        for number, trace in zip(step.executions, pair, strict=True)
+    )
+    return bool(first) and first == second
 
 
 def kind_of_text(text: str) -> OriginKind:
