@@ -176,6 +176,17 @@ def test_a_value_computed_from_the_origin_proves_only_the_decision() -> None:
         assert one.proves_origin
 
 
+def test_data_that_rightly_differ_are_not_made_equal() -> None:
+    chain = ((at(SEED), "seed"), (at(LOSS), "loss"), (at(CHECK), ""))
+    data = candidate(SEED, OriginKind.RANK, "mine", "[1, 2]", "[3, 4]", chain=chain)
+    drawn = candidate(SEED, OriginKind.RANDOM, "noise", "float32 [8] crc 12345678", "float32 [8] crc 12345679")
+    seeded = candidate(SEED, OriginKind.RANK, "seed", "42", "43", chain=chain)
+    loss = candidate(LOSS, OriginKind.MISSING_REDUCTION, "loss", "1.5", "inf", chain=chain[1:])
+    for normal in (data, drawn, seeded):
+        assert [(one.name, one.proves_origin) for one in planned(normal, loss)] == [("loss", True)]
+    assert kinds(planned(seeded)) == ["set_value 6"]
+
+
 def test_names_that_no_statement_can_set_are_left_out() -> None:
     assert planned(candidate(LOOP, OriginKind.LENGTH, "len(loader)", "17", "18", "18")) == []
 

@@ -41,6 +41,7 @@ def plan_experiments(explanation: Explanation, sources: Mapping[str, str]) -> tu
         planned
         for index, candidate in enumerate(explanation.candidates)
         if candidate.place.file is not None and candidate.place.line is not None
+        if not _is_normal_difference(candidate, explanation.candidates)
         for planned in _for_candidate(index, candidate, division, sources)
     ]
     origins = [_without_downstream_proof(planned, origins, explanation.candidates) for planned in origins]
@@ -51,6 +52,32 @@ def plan_experiments(explanation: Explanation, sources: Mapping[str, str]) -> tu
     for planned in (*origins, *decisions):
         unique.setdefault(json.dumps(planned.instruction), planned)
     return tuple(unique.values())
+
+
+def _is_normal_difference(candidate: Candidate, candidates: Sequence[Candidate]) -> bool:
+    """Return whether the ranks rightly differ in a candidate, as in their data and in the draws for the data.
+
+    Equal data would remove every difference, and so prove nothing. Data are containers and tensors. A draw is for the
+    data if a value that the ranks should have reduced is computed from it.
+    """
+    if candidate.kind is OriginKind.LEAK:
+        return False
+    texts = [text for value in candidate.values if value.name == candidate.name for _, text in value.values]
+    if candidate.kind is not OriginKind.HASH_ORDER and not all(map(_is_scalar, texts)):
+        return True
+    seeds = candidate.kind is OriginKind.RANDOM or "seed" in candidate.name.lower()
+    later = {(place.file, place.line) for place, _ in candidate.chain[1:]}
+    return seeds and any(
+        other.kind is OriginKind.MISSING_REDUCTION and (other.place.file, other.place.line) in later
+        for other in candidates
+    )
+
+
+def _is_scalar(text: str) -> bool:
+    try:
+        return not isinstance(ast.literal_eval(text), (list, tuple, dict, set))
+    except (ValueError, SyntaxError, RecursionError, MemoryError):
+        return text.lstrip("-") in ("inf", "nan")
 
 
 def _without_downstream_proof(
