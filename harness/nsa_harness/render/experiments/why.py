@@ -235,6 +235,8 @@ def next_command(report: WhyReport, run_dir: Path) -> str:
     """Return the command that the reader most likely wants to give next."""
     beside = f"{run_dir.parent}/{report.first.run_id}"
     first = beside if report.first.path.endswith(f"/{beside}") else report.first.path
+    if report.interrupted:
+        return f"nsa-harness why {first}"
     if report.result in (WhyResult.PASSED, WhyResult.OTHERWISE):
         return f"nsa-harness why {first} --repeat {max(5, 2 * len(report.recorded_runs))}"
     if any(run.proof in SUCCESSES for run in report.runs):
