@@ -46,7 +46,7 @@ class Stopper:
     def update(self):
         self.bad += 1
 def train(loader, stopper, rank, optimizer):
-    random.seed(rank)
+    random.seed(rank + limit + seed)
     for x in loader:
         loss = x.mean()
         if stopper.bad >= 3:
@@ -110,10 +110,17 @@ def test_experiments_come_in_the_order_undo_generator_scalar_branch() -> None:
 def test_the_extra_caller_of_a_leak_is_undone_on_every_rank_that_makes_the_call() -> None:
     (found,) = planned(candidate(UPDATE, OriginKind.LEAK, "self.bad", "2", "2", "3", caller=at(DONE)))
     settings = dict(found.instruction)
-    assert settings["caller"] == [FILE, DONE]
+    assert settings["callers"] == [[FILE, DONE]]
     assert settings["path"] == [["name", "self"], ["attribute", "bad"]]
     assert settings["ranks"] == []
     json.dumps(settings)
+
+
+def test_all_calls_in_the_branch_of_the_extra_call_are_undone() -> None:
+    text = "if main:\n    add(1)\n    if more:\n        add(2)\nelse:\n    x = 1\ndef add(n):\n    items.append(n)\n"
+    leak = candidate(8, OriginKind.LEAK, "items", "1 items", caller=at(2))
+    (found,) = plan_experiments(explanation(leak), {FILE: text})
+    assert told(found, "callers") == [[[FILE, 2], [FILE, 3], [FILE, 4]]]
 
 
 def test_a_definition_is_changed_after_it_and_a_use_before_it() -> None:
@@ -134,7 +141,7 @@ def test_the_state_of_a_generator_is_shared_after_a_seed_and_before_a_draw() -> 
 def test_an_extra_draw_is_undone_at_the_statement_that_draws() -> None:
     (found,) = planned(candidate(LOSS, OriginKind.LEAK, "generator:random"))
     assert (found.kind, found.name) == (ExperimentKind.UNDO_LEAK, "random")
-    assert told(found, "path", "caller", "ranks") == [[], [FILE, LOSS], []]
+    assert told(found, "path", "callers", "ranks") == [[], [[FILE, LOSS]], []]
     assert planned(candidate(CHECK, OriginKind.LEAK), candidate(CHECK, OriginKind.RANDOM)) == []
 
 
@@ -142,7 +149,7 @@ def test_the_number_of_a_rank_is_never_made_equal() -> None:
     rank = candidate(CHECK, OriginKind.RANK, "me", "0", "1", "2")
     other = candidate(CHECK, OriginKind.RANK, "rank", "0", "0", "1")
     assert planned(rank, other) == []
-    assert kinds(planned(candidate(CHECK, OriginKind.RANK, "size", "10", "11", "12"))) == ["set_value 9"]
+    assert kinds(planned(candidate(SEED, OriginKind.RANK, "limit", "10", "11", "12"))) == ["set_value 6"]
 
 
 def test_the_order_of_a_set_is_tested_with_a_fixed_hash_seed() -> None:
@@ -188,6 +195,7 @@ def test_data_that_rightly_differ_are_not_made_equal() -> None:
 
 
 def test_names_that_no_statement_can_set_are_left_out() -> None:
+    assert planned(candidate(LOSS, OriginKind.CLOCK, "other.name", "1", "2")) == []
     assert planned(candidate(LOOP, OriginKind.LENGTH, "len(loader)", "17", "18", "18")) == []
 
 

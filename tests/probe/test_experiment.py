@@ -36,10 +36,11 @@ class Ranks:
         """Return what each rank prints, and the events of rank 1. "#at" and "#call" mark lines."""
         file = self.directory / "train.py"
         file.write_text(program, encoding="utf-8")
-        lines = {name: number for number, line in enumerate(program.splitlines(), 1) for name in line.split("#")[1:]}
+        marks = [(name, number) for number, line in enumerate(program.splitlines(), 1) for name in line.split("#")[1:]]
+        lines, calls = dict(marks), [[str(file), number] for name, number in marks if name == "call"]
         settings = {"file": str(file), "line": lines["at"], "ranks": [1], "wait_s": 0.3} | settings
-        if "call" in lines:
-            settings["caller"] = [str(file), lines["call"]]
+        if calls:
+            settings["callers"] = calls
         for old in self.directory.glob("*experiment*"):
             old.unlink()
         command = [self.python, str(DRIVER), json.dumps(settings), str(self.directory), str(file)]
@@ -257,6 +258,7 @@ for step in range(3):
     stopper.update()
     if rank == 1:
         stopper.update() #call
+        pass #call
 print(stopper.bad, stopper.log, calls)
 """
 

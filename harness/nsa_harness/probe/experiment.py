@@ -61,7 +61,7 @@ class Experiment:
         self._rank = rank
         self._kind: str = settings["kind"]
         self._at: tuple[str, int] = (settings.get("file", ""), settings.get("line", 0))
-        self._caller: tuple[str, int] = tuple(settings.get("caller") or self._at)
+        self._callers = {(file, line) for file, line in settings.get("callers") or [self._at]}
         self._from: int = settings.get("from", 1)
         self._path: list[list[Any]] = settings.get("path") or []
         self._reference: int = settings.get("reference", 0)
@@ -69,7 +69,7 @@ class Experiment:
         self._is_after: bool = settings.get("after", False)
         self._is_temporary: bool = settings.get("temporary", False)
         self._is_extra_draw = self._kind == "undo" and not self._path
-        self._lines = {self._at[1], self._caller[1]}
+        self._lines = {self._at[1], *(line for _, line in self._callers)}
         self._files: dict[CodeType, str] = {}
         self._pending: dict[int, list[Action]] = {}  # by frame: what happens before its next statement
         self._undoing: dict[int, list[list[Any]]] = {}  # by thread: a holder with its saver, for each running caller
@@ -224,7 +224,7 @@ class Experiment:
         """Restore a value when the statement that made the extra call is done."""
         thread = _thread.get_ident()
         running = self._undoing.setdefault(thread, [])
-        if place == self._caller:
+        if place in self._callers:
             saved: list[Any] = []
             running.append(saved)
             if self._is_extra_draw:
@@ -233,7 +233,7 @@ class Experiment:
         if place == self._at and running and not running[-1] and not self._is_extra_draw:
             try:
                 name = self._path[0][1]
-                if frame.f_code.co_flags & 1 and len(self._path) == 1 and place != self._caller:
+                if frame.f_code.co_flags & 1 and len(self._path) == 1 and place not in self._callers:
                     if name in frame.f_code.co_freevars:
                         owner = owner_frame(frame, name)
                         if owner is None:

@@ -120,8 +120,11 @@ def _for_candidate(
     values = [value for value in candidate.values if value.name == candidate.name]
     reference, ranks = _reference(values, _involved_ranks(candidate, division))
     plan = partial(_planned, index, candidate.place, reference=reference, ranks=ranks)
-    undo = partial(_planned, index, candidate.place, ExperimentKind.UNDO_LEAK, caller=candidate.caller)
+    callers = _callers(candidate.caller or candidate.place, sources)
+    undo = partial(_planned, index, candidate.place, ExperimentKind.UNDO_LEAK, callers=callers)
     path, generator = path_of(candidate.name), candidate.name.startswith(_GENERATOR)
+    if path and statement is not None and not _uses(statement, str(path[0][1])):
+        path = ()  # the name that another function has for the value
     if candidate.kind is OriginKind.LEAK:
         if path or generator:
             yield undo(name=candidate.name)
@@ -136,6 +139,17 @@ def _for_candidate(
         is_after = statement is not None and statement.assigns(candidate.name)
         is_temporary = not is_after and _only_decides(statement)
         yield plan(ExperimentKind.SET_VALUE, name=candidate.name, is_after=is_after, is_temporary=is_temporary)
+
+
+def _callers(caller: Place, sources: Mapping[str, str]) -> list[Place]:
+    """Return the statement that makes an extra call, and the others in the same branch, which may make more of them."""
+    statement = statement_at(caller, sources)
+    branch = statement.parents[-1] if statement is not None and statement.parents else None
+    if statement is None or not isinstance(branch, ast.If):
+        return [caller]
+    body = branch.body if statement.node in branch.body else branch.orelse
+    lines = {node.lineno for top in body for node in ast.walk(top) if isinstance(node, ast.stmt)}
+    return [replace(caller, line=line) for line in sorted(lines)]
 
 
 def _for_decision(division: Division, sources: Mapping[str, str]) -> Iterator[PlannedExperiment]:
@@ -178,16 +192,15 @@ def _planned(
     occurrence: int = 1,
     is_after: bool = False,
     is_temporary: bool = False,
-    caller: Place | None = None,
+    callers: Sequence[Place] = (),
     proves_origin: bool = True,
 ) -> PlannedExperiment:
     """Return an experiment with the instruction that the ranks get.
 
     `reference` is the rank whose value the other `ranks` get. UNDO_LEAK applies to every rank that executes
-    `caller`. `is_after`: the change is made after the statement. `is_temporary`: it applies only to this
+    one of the `callers`. `is_after`: the change is made after the statement. `is_temporary`: it applies only to this
     statement, so a loss keeps its graph.
     """
-    caller = caller or place
     instruction = {
         "kind": _INSTRUCTIONS[kind],
         "file": place.file,
@@ -198,7 +211,7 @@ def _planned(
         "path": [list(step) for step in path_of(name)],
         "after": is_after,
         "temporary": is_temporary,
-        "caller": [caller.file, caller.line],
+        "callers": [[caller.file, caller.line] for caller in callers],
     }
     return PlannedExperiment(
         kind=kind,
@@ -264,6 +277,12 @@ def _is_rank_number(value: RankValues, path: Path) -> bool:
 
 def _seeds(statement: Statement | None) -> bool:
     return any("seed" in name for name in called_names(statement))
+
+
+def _uses(statement: Statement, name: str) -> bool:
+    return any(isinstance(node, ast.Name) and node.id == name for node in ast.walk(statement.node)) or (
+        statement.assigns(name) or isinstance(statement.node, (ast.Import, ast.ImportFrom))
+    )
 
 
 def _uses_generator(statement: Statement | None) -> bool:
