@@ -85,7 +85,7 @@ ALL = (
     Screen("plan", "run ddp_nccl ddp_onestep single_no_gc", "notes appear once; nothing is proposed for the SKIP"),
     Screen("order", "run second.yaml first.yaml", "files run as given; progress in a pipe only grows", (80, PIPE)),
     Screen("read", "read job.log", "a cancelled job, with the last line of each rank"),
-    Screen("explain", "explain rank0_only_collective", "what the next command of `hang` shows"),
+    Screen("explain", "explain rank0_only_collective", "explains the cause of `hang`"),
     Screen("list", "list", "the short list"),
     Screen("timeout", "run train.py --timeout 60", "the answer contains the command to type"),
     Screen("help", "--help", "all commands"),
