@@ -373,7 +373,8 @@ def _explaining_command(outcome: Outcome, run_dir: Path, path: Path | None) -> s
     only sometimes. `path`: what to launch again, the run or one of its attempts, or None for an observed job.
     """
     cause = answer.cause_of(outcome)
-    if path is not None and outcome.repeat_command and ranks_part(outcome, outcome.spec.ranks):
+    is_raised = outcome.verdict.cause == Cause.EXCEPTION  # its traceback is the answer
+    if path is not None and outcome.repeat_command and ranks_part(outcome, outcome.spec.ranks) and not is_raised:
         return f"nsa-harness why {shlex.quote(str(path))}"
     if cause is not None and cause.code != Cause.UNKNOWN:
         return f"nsa-harness explain {cause.code}"
