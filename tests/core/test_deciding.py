@@ -71,8 +71,12 @@ def test_a_length_in_a_condition_is_a_name_of_its_own() -> None:
 
 def test_a_call_gives_its_arguments_and_counts_only_if_they_differ() -> None:
     call, *others = expressions(9, MAIN)
-    assert (call.line, call.names, call.is_incidental) == (9, ("loss", "groups", "rank"), True)
-    assert {each.line: each.is_incidental for each in others} == {2: True, 5: False, 4: False} or 2 in names(9)
+    assert (call.line, call.names, call.is_call, call.is_around) == (9, ("loss", "groups", "rank"), True, False)
+    assert {each.line: (each.is_call, each.is_around) for each in others} == {2: (False, True), 5: (False, False)}
+
+
+def test_a_condition_that_ends_a_loop_decides_for_every_line_in_it() -> None:
+    assert {each.line: each.is_around for each in expressions(3, MAIN)} == {3: False, 2: True, 5: True}
 
 
 def test_a_place_without_stored_source_gives_nothing() -> None:

@@ -83,10 +83,11 @@ def shown_values(outcome: Outcome, sources: Sequence[Source], ranks: Sequence[Pr
         group = [
             _named_value(name, function, deciding.line, texts)
             for name, texts in deciding.choose(table.texts(function, with_contents=deciding.is_loop)).items()
-            if differs(texts) or (name in deciding.names and not deciding.is_incidental)
+            if differs(texts) or (name in deciding.names and not deciding.is_call)
         ]
         group = [value for value in group if _key(value) not in chosen]
-        if (deciding in of_cause and not deciding.is_incidental) or any(len(value.values) > 1 for value in group):
+        decides_cause = deciding in of_cause and not (deciding.is_call or deciding.is_around)
+        if decides_cause or any(len(value.values) > 1 for value in group):
             groups.append(group)
             chosen |= set(map(_key, group))
     groups.sort(key=lambda group: not any(_shows_difference(value, len(ranks)) for value in group))

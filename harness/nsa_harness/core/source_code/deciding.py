@@ -27,7 +27,8 @@ class Deciding:
     function: str
     names: tuple[str, ...]  # "bad", "stopper.bad", "len(loader)"
     owners: tuple[str, ...] = ()  # objects of which any attribute may decide, because their methods are not stored
-    is_incidental: bool = False  # a call on the line, or a loop around it: decides only if its values differ
+    is_call: bool = False  # a call on the line, of which the arguments are named
+    is_around: bool = False  # a loop around the line, or a condition that ends this loop
     is_loop: bool = False  # a loop iterates over it, so the contents and their order decide
 
     def choose(self, values: Mapping[str, T]) -> dict[str, T]:
@@ -43,28 +44,28 @@ def deciding_expressions(program: ProgramSource, place: Line) -> Iterator[Decidi
     """Yield the expressions that decide whether the line runs, and with which arguments.
 
     The statement on the line comes first, then the conditions that determine whether the line is reached, then the
-    loops around it.
+    loops around it and the conditions that end these loops.
     """
     excerpt = program.excerpt(place)
     if excerpt is None or place.line is None:
         return
     branches = [branch.line for branch in excerpt.branches(place.line)]
-    loops = [loop.line for loop in excerpt.loops_around(place.line)]
-    for line in dict.fromkeys((place.line, *branches, *loops)):
+    loops = excerpt.loops_around(place.line)
+    around = [line for loop in loops for line in (loop.line, *(branch.line for branch in loop.exits))]
+    for line in dict.fromkeys((place.line, *branches, *around)):
         names = _Names(program=program)
         parts = list(_expressions(excerpt, line, with_calls=line == place.line))
         for expression, part in parts:
             names.read(expression, is_iterated=part is _Part.ITERABLE)
         if names.names or names.owners:
-            is_call = all(part is _Part.CALL for _, part in parts)
-            is_outer = line in loops and line != place.line and line not in branches
             yield Deciding(
                 file=excerpt.file,
                 line=line,
                 function=excerpt.name,
                 names=tuple(names.names),
                 owners=tuple(names.owners),
-                is_incidental=is_call or is_outer,
+                is_call=all(part is _Part.CALL for _, part in parts),
+                is_around=line != place.line and line not in branches,
                 is_loop=any(part is _Part.ITERABLE for _, part in parts),
             )
 
