@@ -217,6 +217,7 @@ def test_py_spy_gives_the_plain_values_of_the_programs_own_frames() -> None:
                     "locals": [
                         {"name": "bad", "repr": "3"},
                         {"name": "mode", "repr": '"eval"'},
+                        {"name": "note", "repr": '"' + "x" * 50 + '"'},
                         {"name": "model", "repr": "<DDP at 0x7f3b5c>"},
                     ],
                 },
@@ -226,7 +227,9 @@ def test_py_spy_gives_the_plain_values_of_the_programs_own_frames() -> None:
     values = parse_py_spy_values(json.dumps(shown_by_py_spy), 1)
     assert [stack.thread for stack in values.stacks] == ["MainThread", "reader"]
     assert [frame.function for frame in values.stacks[0].frames] == ["main"]
-    assert values.stacks[0].frames[0].values == (("bad", "3"), ("mode", "'eval'"))
+    assert values.stacks[0].frames[0].values == (
+        ("bad", "3"), ("mode", "'eval'"), ("note", "52 characters, crc fd92804b"),
+    )  # fmt: skip
 
 
 def test_the_quotes_of_a_text_are_no_part_of_it() -> None:

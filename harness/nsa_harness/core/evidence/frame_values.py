@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -17,6 +18,7 @@ _MAX_NAMES = 80  # per frame: each name may have a value and a length
 _MAX_NAME = 120
 _MAX_TEXT = 200
 _MAX_CHARS = 64 << 10  # of one rank
+_SHOWN_LENGTH = 40  # characters of a text
 _STRINGS = ("'", '"')
 
 
@@ -98,7 +100,12 @@ def parse_py_spy_values(text: str, rank: int) -> ProcessValues:
 
 
 def _as_python(text: str) -> str:
-    """Return the text of a value as Python writes it: py-spy puts strings in double quotes."""
+    """Return the text of a value as Python writes it: py-spy puts strings in double quotes.
+
+    A long text may be a document or a secret, so only its length and checksum are returned, as the probe does.
+    """
+    if len(text) > _SHOWN_LENGTH and any(quote in text for quote in _STRINGS):
+        return f"{len(text)} characters, crc {zlib.crc32(text.encode('utf-8', 'backslashreplace')):08x}"
     is_plain = text[:1] == text[-1:] == '"' and "'" not in text and len(text) > 1
     return f"'{text[1:-1]}'" if is_plain else text
 
