@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from nsa_harness.core.recording.alignment import Alignment, Row
+from nsa_harness.core.recording.alignment import Alignment, Parting, Row
 from nsa_harness.core.recording.division import Judged, own_exceptions
 from nsa_harness.core.recording.explanation import Candidate, OriginKind, RankValues
+from nsa_harness.core.recording.left_out import left_out
 from nsa_harness.core.recording.origin import kind_of
 from nsa_harness.core.recording.recording import Value
 from nsa_harness.core.recording.slicing import Slicer, Step, differs
 from nsa_harness.core.recording.statements import Statements
-from nsa_harness.core.recording.trace import Trace
+from nsa_harness.core.recording.trace import Ending, Trace
 from nsa_harness.core.report import Place
 
 MOST = 8  # candidates that an explanation lists
@@ -35,32 +37,39 @@ class Candidates:
 
     def ranked(self) -> tuple[Candidate, ...]:
         """Return the candidates, most likely first."""
-        found: list[Candidate] = []
-        for candidate in self._all():
+        return tuple(candidate for _, candidate in self.tagged())
+
+    def tagged(self) -> list[tuple[str, Candidate]]:
+        found: list[tuple[str, Candidate]] = []
+        for tag, candidate in self._all():
             if len(found) == MOST:
                 break
-            if candidate.place.line and not any(_near(candidate.place, other.place) for other in found):
-                found.append(candidate)
-        return tuple(found)
+            if candidate.place.line and not any(_near(candidate.place, other.place) for _, other in found):
+                found.append((tag, candidate))
+        return found
 
-    def _all(self) -> Iterator[Candidate]:
+    def _all(self) -> Iterator[tuple[str, Candidate]]:
         yield from self._exceptions()
         for judged in self.divisions[:1]:
             yield from self._of_division(judged)
         for judged in self.divisions[1:3]:
-            yield self._at_division(judged, [])
-        yield from self._ran_alone()
-        yield from self._at_ends()
+            yield "later division", self._at_division(judged, [])
+        for candidate in self._new_partings():
+            yield "new parting", candidate
+        for candidate in self._ran_alone():
+            yield "ran alone", candidate
+        for candidate in self._at_ends():
+            yield "ends", candidate
 
     # Exceptions.
 
-    def _exceptions(self) -> Iterator[Candidate]:
+    def _exceptions(self) -> Iterator[tuple[str, Candidate]]:
         failed = [
             (number, execution) for number, trace in enumerate(self.traces) for execution in own_exceptions(trace)
         ]
         ranks = self._ranks({number for number, _ in failed})
         for number, execution in failed:
-            yield self._candidate(number, execution, OriginKind.EXCEPTION, ranks)
+            yield "exception", self._candidate(number, execution, OriginKind.EXCEPTION, ranks)
         for number, execution in failed[:1]:
             row = self.alignment.row_of[number][execution]
             others = [n for n in self.alignment.rows[row] if self.traces[n].rank not in ranks] if row >= 0 else []
@@ -71,15 +80,49 @@ class Candidates:
 
     # Divisions.
 
-    def _of_division(self, judged: Judged) -> Iterator[Candidate]:
+    def _of_division(self, judged: Judged) -> Iterator[tuple[str, Candidate]]:
         steps = self.steps(judged)
         division = self._at_division(judged, steps)
-        if division.kind in _BORING:  # Different roles: what only one of them does is more likely wrong.
-            yield from self._of_operations(judged)
-            yield from self._alone_at_ends()
-        yield division
+        if division.kind in _BORING and self._is_condition(judged):
+            # Different roles: what only one of them does is more likely wrong.
+            for candidate in self._left_out():
+                yield "left out", candidate
+            for candidate in self._of_operations(judged):
+                yield "role op", candidate
+            for candidate in self._alone_at_ends():
+                yield "role end", candidate
+        yield "division", division
         yield from self._of_steps(steps, judged.pair, self._ranks(judged.minority))
-        yield from self._of_operations(judged)
+        for candidate in self._of_operations(judged):
+            yield "op", candidate
+
+    def _is_condition(self, judged: Judged) -> bool:
+        number = judged.pair[0]
+        return isinstance(self.statements.at(self.traces[number].place(judged.row[number])), ast.If)
+
+    def _left_out(self) -> Iterator[Candidate]:
+        """Yield where a rank left out a message for which another rank waits."""
+        by_rank = {trace.rank: number for number, trace in enumerate(self.traces)}
+        for trace in self.traces:
+            for awaited in trace.executions[trace.last].communications if trace.last >= 0 else ():
+                other = by_rank.get(-1 if awaited.peer is None else awaited.peer)
+                if not awaited.returned and not awaited.error and other is not None:
+                    for execution in left_out(self.traces[other], awaited, self.statements):
+                        yield self._candidate(other, execution, OriginKind.CALL, (self.traces[other].rank,))
+
+    def _new_partings(self) -> Iterator[Candidate]:
+        """Yield the latest partings at which ranks went ways that they had not gone before."""
+        forms: dict[object, Parting] = {}
+        for parting in self.alignment.partings:
+            number = min(parting.row)
+            place = self.traces[number].place(parting.row[number])
+            ways = tuple(sorted(str((arm.next_line, arm.ending)) for arm in parting.arms.values()))
+            if not any(arm.ending is Ending.RUNNING for arm in parting.arms.values()):
+                forms.setdefault((place, ways), parting)
+        for parting in list(forms.values())[:-3:-1]:
+            way = parting.ways[-1]
+            number = way[0] if way[0] in parting.row else min(parting.row)
+            yield self._candidate(number, parting.row[number], OriginKind.CALL, self._ranks(way), row=parting.row)
 
     def steps(self, judged: Judged) -> list[Step]:
         return Slicer(self.alignment, judged.pair).slice((judged.row[judged.pair[0]], judged.row[judged.pair[1]]))
@@ -95,7 +138,9 @@ class Candidates:
             kind = kind_of(origin, self.traces, judged.pair, self.statements)
         return self._candidate(number, execution, kind, self._ranks(judged.minority), row=judged.row)
 
-    def _of_steps(self, steps: Sequence[Step], pair: tuple[int, int], ranks: tuple[int, ...]) -> Iterator[Candidate]:
+    def _of_steps(
+        self, steps: Sequence[Step], pair: tuple[int, int], ranks: tuple[int, ...]
+    ) -> Iterator[tuple[str, Candidate]]:
         places: dict[Place, Step] = {}
         for step in steps:
             if not step.is_update:
@@ -107,10 +152,19 @@ class Candidates:
         nearest = [step for step in steps if kinds[step] not in _BORING]
         origins = [step for step in steps if step.is_origin and kinds[step] not in _BORING]
         boring = [step for step in steps if kinds[step] in _BORING]
-        for step in (*leaks[:1], *drifts[:1], *nearest[:1], *origins[:2], *nearest[1:3], *boring[:1]):
-            yield self._of_step(step, kinds[step], pair, ranks)
-            if step.is_leak and (caller := self._caller(step, pair)) is not None:
-                yield self._candidate(pair[step.execution[0]], caller, OriginKind.LEAK, ranks)
+        groups = {
+            "leak": leaks[:1],
+            "drift": drifts[:1],
+            "nearest": nearest[:1],
+            "origin": origins[:2],
+            "nearest 2": nearest[1:3],
+            "boring": boring[:1],
+        }
+        for tag, group in groups.items():
+            for step in group:
+                yield tag, self._of_step(step, kinds[step], pair, ranks)
+                if step.is_leak and (caller := self._caller(step, pair)) is not None:
+                    yield "leak caller", self._candidate(pair[step.execution[0]], caller, OriginKind.LEAK, ranks)
 
     def _of_step(self, step: Step, kind: OriginKind, pair: tuple[int, int], ranks: tuple[int, ...]) -> Candidate:
         side, execution = step.execution

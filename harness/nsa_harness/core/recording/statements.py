@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import cache
 
 from nsa_harness.core.report import Place
@@ -47,6 +47,17 @@ class Statements:
                 part = statement
         return ast.unparse(part)[:_MAX_TEXT]
 
+    def headers_around(self, functions: Collection[str]) -> dict[tuple[str, int], tuple[int, int]]:
+        """Return the loops and conditions around calls of these functions, with the first and last line of their body."""
+        found = {}
+        for file in self._sources:
+            for line, node in self._by_line(file).items():
+                if isinstance(node, ast.If | ast.For | ast.While) and any(
+                    _name(inner) in functions for part in node.body for inner in ast.walk(part)
+                ):
+                    found[file, line] = node.body[0].lineno, node.body[-1].end_lineno or line
+        return found
+
     def _parse(self, file: str) -> dict[int, ast.AST]:
         found: dict[int, ast.AST] = {}
         for node in ast.walk(parse_python(self._sources.get(file, ""))):
@@ -55,3 +66,12 @@ class Statements:
             elif isinstance(node, ast.match_case):
                 found.setdefault(node.pattern.lineno, node)
         return found
+
+
+def _name(node: ast.AST) -> str:
+    """Return the name of the function or method that the node calls, or "" if the node is no call of a name."""
+    match node:
+        case ast.Call(func=ast.Attribute(attr=name) | ast.Name(id=name)):
+            return name
+        case _:
+            return ""
