@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from nsa_harness.core.recording.alignment import Alignment, Parting, Row
+from nsa_harness.core.recording.communications import Shared
 from nsa_harness.core.recording.division import Judged, own_exceptions
 from nsa_harness.core.recording.explanation import Candidate, OriginKind, RankValues
 from nsa_harness.core.recording.left_out import left_out
@@ -85,12 +86,12 @@ class Candidates:
         division = self._at_division(judged, steps)
         if division.kind in _BORING and self._is_condition(judged):
             # Different roles: what only one of them does is more likely wrong.
-            for candidate in self._left_out():
-                yield "left out", candidate
+            for candidate in self._messages():
+                yield "message", candidate
+            for candidate in self._ran_alone():
+                yield "ran alone", candidate
             for candidate in self._of_operations(judged):
                 yield "role op", candidate
-            for candidate in self._alone_at_ends():
-                yield "role end", candidate
         yield "division", division
         yield from self._of_steps(steps, judged.pair, self._ranks(judged.minority))
         for candidate in self._of_operations(judged):
@@ -100,15 +101,26 @@ class Candidates:
         number = judged.pair[0]
         return isinstance(self.statements.at(self.traces[number].place(judged.row[number])), ast.If)
 
-    def _left_out(self) -> Iterator[Candidate]:
-        """Yield where a rank left out a message for which another rank waits."""
+    def _messages(self) -> Iterator[Candidate]:
+        """Yield why a message that a rank waits for does not come."""
         by_rank = {trace.rank: number for number, trace in enumerate(self.traces)}
-        for trace in self.traces:
-            for awaited in trace.executions[trace.last].communications if trace.last >= 0 else ():
+        shared = Shared(self.traces)
+        for number, trace in enumerate(self.traces):
+            missing = shared.unpaired(trace.communications)
+            for awaited in missing[:1]:
                 other = by_rank.get(-1 if awaited.peer is None else awaited.peer)
-                if not awaited.returned and not awaited.error and other is not None:
-                    for execution in left_out(self.traces[other], awaited, self.statements):
-                        yield self._candidate(other, execution, OriginKind.CALL, (self.traces[other].rank,))
+                if other is None or other == number:
+                    continue
+                owner = trace.owner(awaited)
+                for opposite in shared.unpaired(self.traces[other].communications):
+                    if opposite.peer == trace.rank and opposite.tag != awaited.tag:
+                        pair = (number, other)
+                        steps = Slicer(self.alignment, pair).slice((owner, self.traces[other].owner(opposite)))
+                        for _, candidate in self._of_steps(steps, pair, self._ranks(pair)):
+                            yield candidate
+                        break
+                for execution in left_out(self.traces[other], awaited, self.statements):
+                    yield self._candidate(other, execution, OriginKind.CALL, (self.traces[other].rank,))
 
     def _new_partings(self) -> Iterator[Candidate]:
         """Yield the latest partings at which ranks went ways that they had not gone before."""
@@ -201,9 +213,7 @@ class Candidates:
             if operation is None:
                 continue
             trace = self.traces[number]
-            owner = next(
-                (o for made, o in zip(trace.communications, trace.owners, strict=True) if made is operation), -1
-            )
+            owner = trace.owner(operation)
             alone = self._alone(number, owner) if owner >= 0 else None
             if alone is not None:
                 yield self._candidate(number, alone, OriginKind.CALL, ranks)

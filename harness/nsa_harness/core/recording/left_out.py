@@ -35,7 +35,7 @@ def _enters(trace: Trace, execution: int, span: tuple[int, int]) -> bool:
     following = trace.position[execution] + 1
     members = trace.members[trace.activation_of[execution]]
     if following == len(members):
-        return True
+        return not trace.activations[trace.activation_of[execution]].ended
     if span[0] <= trace.executions[members[following]].line <= span[1]:
         return True
     # The last iteration of a loop does not enter the body again.

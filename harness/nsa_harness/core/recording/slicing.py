@@ -55,6 +55,9 @@ class Slicer:
         steps: list[Step] = []
         visited: set[tuple[tuple[int | None, int | None], str]] = set()
         queue: deque[tuple[Executions, str, Step | None]] = deque()
+        for result in self.results(executions):
+            if self.both(0, result[0]) == result:
+                steps.append(Step(result, "", None, 0))
         queue.extend((at, name, None) for at, name in self._causes(executions))
         while queue and len(steps) < _MAX_STEPS:
             where, name, previous = queue.popleft()
@@ -166,7 +169,7 @@ class Slicer:
         step = Step(
             (execution, None) if side == 0 else (None, execution), name, previous, distance, is_leak=len(alone) == 1
         )
-        yield step, []
+        yield step, [((first, second), other) for other in self.inputs((first, second))] if first and second else []
         parting = self.parting_before(side, execution)
         if parting is not None:
             causes = self._causes(parting[0])

@@ -48,7 +48,7 @@ class Statements:
         return ast.unparse(part)[:_MAX_TEXT]
 
     def headers_around(self, functions: Collection[str]) -> dict[tuple[str, int], tuple[int, int]]:
-        """Return the loops and conditions around calls of these functions, with the first and last line of their body."""
+        """Return the loops and conditions around calls of these functions, with the lines of their body."""
         found = {}
         for file in self._sources:
             for line, node in self._by_line(file).items():

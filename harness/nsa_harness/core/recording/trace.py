@@ -60,6 +60,11 @@ class Trace:
     def own_communications(self, execution: int) -> list[Communication]:
         return self.executions[execution].communications
 
+    def owner(self, communication: Communication) -> int:
+        """Return the execution that made the communication, or -1 if none did."""
+        made = zip(self.communications, self.owners, strict=True)
+        return next((owner for other, owner in made if other is communication), -1)
+
     def function(self, activation: int) -> Function:
         return function_of(self.activations[activation])
 
