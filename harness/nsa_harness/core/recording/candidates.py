@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -22,6 +23,7 @@ from nsa_harness.core.report import Place
 MOST = 8  # candidates that an explanation lists
 _NEAR = 2  # lines: two candidates so near to each other are one
 _BORING = (OriginKind.RANK, OriginKind.ENVIRONMENT)
+_LATE = re.compile(r"finished reduction in the prior iteration|mark(?:ed)? (?:a variable |as )?ready", re.IGNORECASE)
 
 
 @dataclass
@@ -69,6 +71,9 @@ class Candidates:
             (number, execution) for number, trace in enumerate(self.traces) for execution in own_exceptions(trace)
         ]
         ranks = self._ranks({number for number, _ in failed})
+        if failed and self._is_late(*failed[0]):
+            for candidate in self._new_partings():
+                yield "late exception", candidate
         for number, execution in failed:
             yield "exception", self._candidate(number, execution, OriginKind.EXCEPTION, ranks)
         for number, execution in failed[:1]:
@@ -78,6 +83,11 @@ class Candidates:
                 slicer = Slicer(self.alignment, (number, others[0]))
                 steps = slicer.slice((execution, self.alignment.rows[row][others[0]]))
                 yield from self._of_steps(steps, (number, others[0]), ranks)
+
+    def _is_late(self, number: int, execution: int) -> bool:
+        """Return whether the exception reports what the rank did, or left out, in the step before."""
+        raised = self.traces[number].executions[execution].raised
+        return raised is not None and _LATE.search(raised.message) is not None
 
     # Divisions.
 
@@ -92,8 +102,11 @@ class Candidates:
                 yield "ran alone", candidate
             for candidate in self._of_operations(judged):
                 yield "role op", candidate
+        origins = list(self._of_steps(steps, judged.pair, self._ranks(judged.minority)))
+        if judged.parting is not None and judged.parting.is_call:  # A library decided, by what the calls returned.
+            yield from origins[:1]
         yield "division", division
-        yield from self._of_steps(steps, judged.pair, self._ranks(judged.minority))
+        yield from origins
         for candidate in self._of_operations(judged):
             yield "op", candidate
 
