@@ -10,19 +10,20 @@ from functools import cached_property
 
 from nsa_harness.core.recording.alignment import Alignment, Parting, Row
 from nsa_harness.core.recording.communications import Shared
-from nsa_harness.core.recording.division import Judged, own_exceptions
+from nsa_harness.core.recording.division import Judged, is_consequence, own_exceptions
 from nsa_harness.core.recording.explanation import Candidate, OriginKind, RankValues
 from nsa_harness.core.recording.left_out import left_out
 from nsa_harness.core.recording.origin import kind_of
 from nsa_harness.core.recording.recording import Value
 from nsa_harness.core.recording.slicing import Slicer, Step, differs
 from nsa_harness.core.recording.statements import Statements
-from nsa_harness.core.recording.trace import Ending, Trace
+from nsa_harness.core.recording.trace import Trace
 from nsa_harness.core.report import Place
 
 MOST = 8  # candidates that an explanation lists
 _NEAR = 2  # lines: two candidates so near to each other are one
 _BORING = (OriginKind.RANK, OriginKind.ENVIRONMENT)
+_OF_ROLE = 4  # most definitions from a condition back to the number of the rank
 _LATE = re.compile(r"finished reduction in the prior iteration|mark(?:ed)? (?:a variable |as )?ready", re.IGNORECASE)
 
 
@@ -93,26 +94,52 @@ class Candidates:
 
     def _of_division(self, judged: Judged) -> Iterator[tuple[str, Candidate]]:
         steps = self.steps(judged)
+        ranks = self._ranks(judged.minority)
         division = self._at_division(judged, steps)
-        if division.kind in _BORING and self._is_condition(judged):
-            # Different roles: what only one of them does is more likely wrong.
+        if division.kind in _BORING and self._is_role(judged, steps):
+            # What only one of the roles does is more likely wrong.
             for candidate in self._messages():
                 yield "message", candidate
             for candidate in self._ran_alone():
                 yield "ran alone", candidate
             for candidate in self._of_operations(judged):
                 yield "role op", candidate
-        origins = list(self._of_steps(steps, judged.pair, self._ranks(judged.minority)))
-        if judged.parting is not None and judged.parting.is_call:  # A library decided, by what the calls returned.
-            yield from origins[:1]
+        origins = list(self._of_steps(steps, judged.pair, ranks))
+        yield from (found for found in origins if found[0].startswith("leak"))
+        if not isinstance(self._statement(judged), ast.If | ast.For):
+            yield from origins[:1]  # The values were made before, and this statement only uses them.
         yield "division", division
+        if (site := self._raise_site(judged)) is not None:
+            yield "raise site", site
         yield from origins
         for candidate in self._of_operations(judged):
             yield "op", candidate
 
-    def _is_condition(self, judged: Judged) -> bool:
+    def _is_role(self, judged: Judged, steps: Sequence[Step]) -> bool:
+        """Return whether a condition only tells ranks from each other by their number."""
+        kinds = {kind_of(step, self.traces, judged.pair, self.statements) for step in steps[:_OF_ROLE]}
+        return len(steps) <= _OF_ROLE and kinds <= set(_BORING) and isinstance(self._statement(judged), ast.If)
+
+    def _statement(self, judged: Judged) -> ast.AST | None:
         number = judged.pair[0]
-        return isinstance(self.statements.at(self.traces[number].place(judged.row[number])), ast.If)
+        return self.statements.at(self.traces[number].place(judged.row[number]))
+
+    def _raise_site(self, judged: Judged) -> Candidate | None:
+        """Return the statement that raised the exception which only one rank of the division had."""
+        for number in judged.pair:
+            trace = self.traces[number]
+            raising = self.innermost_raise(trace, judged.row[number])
+            if raising != judged.row[number]:
+                return self._candidate(number, raising, OriginKind.EXCEPTION, self._ranks(judged.minority))
+        return None
+
+    def innermost_raise(self, trace: Trace, execution: int) -> int:
+        while trace.executions[execution].raised is not None:
+            raising = [found for call in trace.calls.get(execution, ()) if (found := trace.raising(call)) is not None]
+            if not raising:
+                break
+            execution = raising[-1]
+        return execution
 
     def _messages(self) -> Iterator[Candidate]:
         """Yield why a message that a rank waits for does not come."""
@@ -142,7 +169,7 @@ class Candidates:
             number = min(parting.row)
             place = self.traces[number].place(parting.row[number])
             ways = tuple(sorted(str((arm.next_line, arm.ending)) for arm in parting.arms.values()))
-            if not any(arm.ending is Ending.RUNNING for arm in parting.arms.values()):
+            if not any(is_consequence(self.traces, parting, way) for way in parting.ways):
                 forms.setdefault((place, ways), parting)
         for parting in list(forms.values())[:-3:-1]:
             way = parting.ways[-1]
@@ -168,7 +195,7 @@ class Candidates:
     ) -> Iterator[tuple[str, Candidate]]:
         places: dict[Place, Step] = {}
         for step in steps:
-            if not step.is_update:
+            if not step.is_update and not self._only_returns(step, pair):
                 places.setdefault(self.traces[pair[step.execution[0]]].place(step.execution[1]), step)
         steps = tuple(places.values())
         kinds = {step: kind_of(step, self.traces, pair, self.statements) for step in steps}
@@ -181,8 +208,9 @@ class Candidates:
             "leak": leaks[:1],
             "drift": drifts[:1],
             "nearest": nearest[:1],
+            "nearest 2": nearest[1:2],
             "origin": origins[:2],
-            "nearest 2": nearest[1:3],
+            "nearest 3": nearest[2:4],
             "boring": boring[:1],
         }
         for tag, group in groups.items():
@@ -190,6 +218,16 @@ class Candidates:
                 yield tag, self._of_step(step, kinds[step], pair, ranks)
                 if step.is_leak and (caller := self._caller(step, pair)) is not None:
                     yield "leak caller", self._candidate(pair[step.execution[0]], caller, OriginKind.LEAK, ranks)
+
+    def _only_returns(self, step: Step, pair: tuple[int, int]) -> bool:
+        """Return whether the step is a `return` of a name within the program, where nothing is decided."""
+        side, execution = step.execution
+        statement = self.statements.at(self.traces[pair[side]].place(execution))
+        return (
+            step.distance > 0
+            and isinstance(statement, ast.Return)
+            and isinstance(statement.value, ast.Name | ast.Constant | None)
+        )
 
     def _of_step(self, step: Step, kind: OriginKind, pair: tuple[int, int], ranks: tuple[int, ...]) -> Candidate:
         side, execution = step.execution

@@ -54,7 +54,7 @@ class Divisions:
         return self._traces[number].executions[judged.row[number]].order, number
 
     def _of_parting(self, parting: Parting) -> list[Judged]:
-        ways = [way for way in parting.ways if not self._is_consequence(parting, way)]
+        ways = [way for way in parting.ways if not is_consequence(self._traces, parting, way)]
         if len(ways) < 2:
             return []
         found = []
@@ -69,16 +69,6 @@ class Divisions:
                 demotions = self._demotions(parting, pair, arms)
                 found.append(Judged(parting.row, way, pair, parting, operations, demotions))
         return found
-
-    def _is_consequence(self, parting: Parting, way: tuple[int, ...]) -> bool:
-        """Return whether these ranks only stopped: they still wait, or waiting failed when another rank was gone."""
-        arm = parting.arms[way[0]]
-        if arm.ending is Ending.RUNNING:
-            return True
-        if arm.ending is not Ending.RAISED:
-            return False
-        trace, execution = self._traces[way[0]], parting.row.get(way[0])
-        return execution is not None and raised_by_network(trace, execution)
 
     def _demotions(self, parting: Parting, pair: tuple[int, int], arms: list[list[Communication]]) -> int:
         recurs = self._forms[self._form(parting)] > 1
@@ -154,6 +144,17 @@ class Divisions:
 
     def _is_balanced_after(self, row: Row, pair: tuple[int, int]) -> int:
         return 4 * (self._last_balanced(pair) > row[pair[0]])
+
+
+def is_consequence(traces: Sequence[Trace], parting: Parting, way: tuple[int, ...]) -> bool:
+    """Return whether these ranks only stopped: they still wait, or waiting failed when another rank was gone."""
+    arm = parting.arms[way[0]]
+    if arm.ending is Ending.RUNNING:
+        return True
+    if arm.ending is not Ending.RAISED:
+        return False
+    execution = parting.row.get(way[0])
+    return execution is not None and raised_by_network(traces[way[0]], execution)
 
 
 def raised_by_network(trace: Trace, execution: int) -> bool:

@@ -55,9 +55,6 @@ class Slicer:
         steps: list[Step] = []
         visited: set[tuple[tuple[int | None, int | None], str]] = set()
         queue: deque[tuple[Executions, str, Step | None]] = deque()
-        for result in self.results(executions):
-            if self.both(0, result[0]) == result:
-                steps.append(Step(result, "", None, 0))
         queue.extend((at, name, None) for at, name in self._causes(executions))
         while queue and len(steps) < _MAX_STEPS:
             where, name, previous = queue.popleft()
@@ -143,6 +140,10 @@ class Slicer:
     ) -> Iterator[tuple[Step, list[tuple[Executions, str]]]]:
         """Yield the definitions of the name that these executions read, each with the values that made them differ."""
         distance = 0 if previous is None else previous.distance + 1
+        if not name:
+            causes = self._causes(executions)
+            yield Step(executions, "", previous, distance, is_origin=not causes, is_parting=True), causes
+            return
         found = [
             definitions.of(execution, name)
             for definitions, execution in zip(self._definitions, executions, strict=True)
@@ -176,38 +177,61 @@ class Slicer:
             yield Step(parting[0], "", step, distance + 1, is_origin=not causes, is_parting=True), causes
 
     def _causes(self, executions: Executions) -> list[tuple[Executions, str]]:
-        """Return the values that differ in these executions and in what their calls returned."""
+        """Return the values that differ in these executions, and the statements that decided what their calls returned.
+
+        Such a statement has "" as its name.
+        """
         found = [(executions, name) for name in self.inputs(executions)]
-        return found + [cause for result in self.results(executions) for cause in self._of_result(result)]
+        return found + self._results(executions) or self._ends_of_iterators(executions)
+
+    def _results(self, executions: Executions) -> list[tuple[Executions, str]]:
+        found = []
+        for result in self.results(executions):
+            if self.both(0, result[0]) == result:
+                found.append((result, ""))
+            elif (parting := self.parting_before(0, result[0])) is not None:
+                found.append((parting[0], ""))
+        return found
+
+    def _ends_of_iterators(self, executions: Executions) -> list[tuple[Executions, str]]:
+        """Return the statement at which generators parted that a loop iterates over, if these are its headers."""
+        calls = [self._iterators(side, execution) for side, execution in enumerate(executions)]
+        found = []
+        for call, other in zip(*calls, strict=False):
+            last = self._last_common(call, other)
+            if last is not None:
+                found.append((last, ""))
+        return found
+
+    def _iterators(self, side: int, execution: int) -> list[int]:
+        """Return the generators that an earlier execution of the same statement of this activation started."""
+        trace = self._trace(side)
+        line = trace.executions[execution].line
+        members = trace.members[trace.activation_of[execution]]
+        for earlier in reversed(members[: trace.position[execution]]):
+            if trace.executions[earlier].line == line and earlier in trace.calls:
+                return trace.calls[earlier]
+        return []
+
+    def _last_common(self, call: int, other: int) -> Executions | None:
+        """Return the last executions of two activations after which only one of them went on, or None."""
+        members = self._trace(0).members[call]
+        for index in reversed(range(len(members))):
+            both = self.both(0, members[index])
+            if both is not None:
+                theirs = self._trace(1).members[other]
+                is_last = index == len(members) - 1 and both[1] == theirs[-1]
+                return None if is_last or self._trace(1).activation_of[both[1]] != other else both
+        return None
 
     def _aligned(
         self, at: Executions, name: str, use: Executions, previous: Step | None, distance: int
     ) -> Iterator[tuple[Step, list[tuple[Executions, str]]]]:
         is_argument = self._definitions[0].is_argument(use[0], name, at[0])
         passed = self._passed(use, name, at) if is_argument else None
-        results = self.results(at) if passed is None else []
-        following = [(at, other) for other in (passed if passed is not None else self.inputs(at))]
-        following += [pair for result in results for pair in self._of_result(result)]
-        yield (
-            Step(
-                at,
-                name,
-                previous,
-                distance,
-                is_origin=not following and not results,
-                is_update=bool(following) and all(item == (at, name) for item in following),
-            ),
-            following,
-        )
-
-    def _of_result(self, result: Executions) -> list[tuple[Executions, str]]:
-        """Return what makes the result of a call differ: what its last statement reads, or the way to it."""
-        if self.both(0, result[0]) == result:
-            found = [(result, name) for name in self.inputs(result)]
-            deeper = [pair for inner in self.results(result) for pair in self._of_result(inner)] if not found else []
-            return found + deeper
-        parting = self.parting_before(0, result[0])
-        return [] if parting is None else [(parting[0], name) for name in self.inputs(parting[0])]
+        following = [(at, other) for other in passed] if passed is not None else self._causes(at)
+        is_update = bool(following) and all(item == (at, name) for item in following)
+        yield Step(at, name, previous, distance, is_origin=not following, is_update=is_update), following
 
     def _passed(self, use: Executions, name: str, at: Executions) -> list[str]:
         """Return the names at the call whose values were passed as the argument `name`, or else all that differ."""
@@ -244,15 +268,19 @@ class Definitions:
         """Return the last execution that defined the name before it was read here, or None if it is not known."""
         if name.startswith(_GENERATOR):
             return self._last(self._draws.get(name.removeprefix(_GENERATOR), ()), execution)
+        if name.startswith("len("):
+            return self.of(execution, name[len("len(") : -1])
+        base, _, attribute = name.rpartition(".")
+        identity = self.value(execution, base).identity if base and name[-1] != "]" else 0
+        if (found := self._last(self._attributes.get((identity, attribute), ()), execution)) is not None:
+            return found
         if (found := self._local(execution, name)) is not None:
             return found
-        base, _, attribute = name.rpartition(".")
-        if base and (identity := self.value(execution, base).identity):
-            if (found := self._last(self._attributes.get((identity, attribute), ()), execution)) is not None:
-                return found
+        if name[-1] == "]":
+            return self.of(execution, name[: name.rindex("[")])
+        if base:
             return self.of(execution, base)
-        root = name.split(".")[0].split("[")[0]
-        if self.is_argument(execution, root, None):
+        if self.is_argument(execution, name, None):
             caller = self.trace.caller[self.trace.activation_of[execution]]
             return caller if caller >= 0 else None
         return self._outside(execution, name)
