@@ -58,6 +58,8 @@ class Candidates:
             yield from self._of_division(judged)
         for judged in self.divisions[1:3]:
             yield "later division", self._at_division(judged, [])
+        for candidate in self._swallowed():
+            yield "swallowed", candidate
         for candidate in self._new_partings():
             yield "new parting", candidate
         for candidate in self._ran_alone():
@@ -117,8 +119,10 @@ class Candidates:
 
     def _is_role(self, judged: Judged, steps: Sequence[Step]) -> bool:
         """Return whether a condition only tells ranks from each other by their number."""
-        kinds = {kind_of(step, self.traces, judged.pair, self.statements) for step in steps[:_OF_ROLE]}
-        return len(steps) <= _OF_ROLE and kinds <= set(_BORING) and isinstance(self._statement(judged), ast.If)
+        if len(steps) > _OF_ROLE or not isinstance(self._statement(judged), ast.If):
+            return False
+        named = [step for step in steps if step.name]
+        return all(kind_of(step, self.traces, judged.pair, self.statements) in _BORING for step in named)
 
     def _statement(self, judged: Judged) -> ast.AST | None:
         number = judged.pair[0]
@@ -162,6 +166,35 @@ class Candidates:
                 for execution in left_out(self.traces[other], awaited, self.statements):
                     yield self._candidate(other, execution, OriginKind.CALL, (self.traces[other].rank,))
 
+    def _swallowed(self) -> Iterator[Candidate]:
+        """Yield the latest exception that only one rank had and handled: its handler, and the statement that raised."""
+        latest: tuple[float, int, int] | None = None
+        for number, trace in enumerate(self.traces):
+            for execution in reversed(range(len(trace.executions))):
+                raised = trace.executions[execution].raised
+                if raised is not None and raised.handled and not self._raised_elsewhere(number, execution):
+                    latest = max(latest or (0.0, 0, 0), (execution / len(trace.executions), number, execution))
+                    break
+        if latest is None:
+            return
+        _, number, execution = latest
+        trace = self.traces[number]
+        members, following = trace.members[trace.activation_of[execution]], trace.position[execution] + 1
+        for found in (*members[following : following + 1], self.innermost_raise(trace, execution)):
+            yield self._candidate(number, found, OriginKind.EXCEPTION, (trace.rank,))
+
+    def _raised_elsewhere(self, number: int, execution: int) -> bool:
+        """Return whether another rank had an exception in the same statement of the program."""
+        line = self._line(self.traces[number], execution)
+        return any(line in raised for other, raised in enumerate(self._raised) if other != number)
+
+    @cached_property
+    def _raised(self) -> list[set[tuple[str, int]]]:
+        return [
+            {self._line(trace, n) for n, execution in enumerate(trace.executions) if execution.raised is not None}
+            for trace in self.traces
+        ]
+
     def _new_partings(self) -> Iterator[Candidate]:
         """Yield the latest partings at which ranks went ways that they had not gone before."""
         forms: dict[object, Parting] = {}
@@ -203,11 +236,13 @@ class Candidates:
         drifts = [step for step in steps if step.is_origin and kinds[step] is OriginKind.RANDOM]
         nearest = [step for step in steps if kinds[step] not in _BORING]
         origins = [step for step in steps if step.is_origin and kinds[step] not in _BORING]
+        choices = [step for step in steps if step.is_parting and self._is_choice(step, pair)]
         boring = [step for step in steps if kinds[step] in _BORING]
         groups = {
             "leak": leaks[:1],
             "drift": drifts[:1],
             "nearest": nearest[:1],
+            "choice": choices[:1],
             "nearest 2": nearest[1:2],
             "origin": origins[:2],
             "nearest 3": nearest[2:4],
@@ -218,6 +253,10 @@ class Candidates:
                 yield tag, self._of_step(step, kinds[step], pair, ranks)
                 if step.is_leak and (caller := self._caller(step, pair)) is not None:
                     yield "leak caller", self._candidate(pair[step.execution[0]], caller, OriginKind.LEAK, ranks)
+
+    def _is_choice(self, step: Step, pair: tuple[int, int]) -> bool:
+        side, execution = step.execution
+        return isinstance(self.statements.at(self.traces[pair[side]].place(execution)), ast.If | ast.Try)
 
     def _only_returns(self, step: Step, pair: tuple[int, int]) -> bool:
         """Return whether the step is a `return` of a name within the program, where nothing is decided."""

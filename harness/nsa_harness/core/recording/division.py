@@ -20,6 +20,7 @@ _NETWORK_ERROR = re.compile(
     r"|unreachable|remote (?:host|process)",
     re.IGNORECASE,
 )
+_FROM_BACKEND = re.compile(r"\bgloo|nccl|\bpeer\b|remote worker", re.IGNORECASE)
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,20 +149,19 @@ class Divisions:
 
 def is_consequence(traces: Sequence[Trace], parting: Parting, way: tuple[int, ...]) -> bool:
     """Return whether these ranks only stopped: they still wait, or waiting failed when another rank was gone."""
-    arm = parting.arms[way[0]]
-    if arm.ending is Ending.RUNNING:
-        return True
-    if arm.ending is not Ending.RAISED:
-        return False
     execution = parting.row.get(way[0])
+    if parting.arms[way[0]].ending is Ending.RUNNING:
+        return True
     return execution is not None and raised_by_network(traces[way[0]], execution)
 
 
 def raised_by_network(trace: Trace, execution: int) -> bool:
     """Return whether an exception left the execution because another rank was gone."""
     raised = trace.executions[execution].raised
+    if raised is None or not _NETWORK_ERROR.search(raised.message):
+        return False
     found = trace.communications_in(execution, trace.end_of(execution))
-    return bool(found) and bool(found[-1].error) and raised is not None and bool(_NETWORK_ERROR.search(raised.message))
+    return bool(found and found[-1].error) or bool(_FROM_BACKEND.search(raised.message))
 
 
 def own_exceptions(trace: Trace) -> list[int]:

@@ -167,14 +167,19 @@ class Slicer:
                 yield Step((first, second), name, previous, distance), []
             return
         side, execution = alone[0]
-        step = Step(
-            (execution, None) if side == 0 else (None, execution), name, previous, distance, is_leak=len(alone) == 1
-        )
+        is_leak = len(alone) == 1 and self._outlives(side, execution, executions[side])
+        step = Step((execution, None) if side == 0 else (None, execution), name, previous, distance, is_leak=is_leak)
         yield step, [((first, second), other) for other in self.inputs((first, second))] if first and second else []
         parting = self.parting_before(side, execution)
         if parting is not None:
             causes = self._causes(parting[0])
             yield Step(parting[0], "", step, distance + 1, is_origin=not causes, is_parting=True), causes
+
+    def _outlives(self, side: int, definition: int, use: int) -> bool:
+        """Return whether the call in which a value was defined had ended when it was used."""
+        trace = self._trace(side)
+        active = {trace.activation_of[execution] for execution in (use, *trace.outer(use))}
+        return trace.activation_of[definition] not in active
 
     def _causes(self, executions: Executions) -> list[tuple[Executions, str]]:
         """Return the values that differ in these executions, and the statements that decided what their calls returned.
