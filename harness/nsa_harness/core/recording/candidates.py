@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import takewhile
 
 from nsa_harness.core.recording.alignment import Alignment, Parting, Row
 from nsa_harness.core.recording.communications import Shared
@@ -98,16 +99,19 @@ class Candidates:
         steps = self.steps(judged)
         ranks = self._ranks(judged.minority)
         division = self._at_division(judged, steps)
-        if division.kind in _BORING and self._is_role(judged, steps):
+        if self._is_role(judged, steps):
             # What only one of the roles does is more likely wrong.
             for candidate in self._messages():
                 yield "message", candidate
+            for candidate in self._swallowed():
+                yield "swallowed", candidate
             for candidate in self._ran_alone():
                 yield "ran alone", candidate
             for candidate in self._of_operations(judged):
                 yield "role op", candidate
         origins = list(self._of_steps(steps, judged.pair, ranks))
-        yield from (found for found in origins if found[0].startswith("leak"))
+        if any(step.is_leak and (step.distance < 2 or step.name.startswith("generator:")) for step in steps):
+            yield from (found for found in origins if found[0].startswith("leak"))
         if not isinstance(self._statement(judged), ast.If | ast.For):
             yield from origins[:1]  # The values were made before, and this statement only uses them.
         yield "division", division
@@ -118,11 +122,18 @@ class Candidates:
             yield "op", candidate
 
     def _is_role(self, judged: Judged, steps: Sequence[Step]) -> bool:
-        """Return whether a condition only tells ranks from each other by their number."""
-        if len(steps) > _OF_ROLE or not isinstance(self._statement(judged), ast.If):
-            return False
+        """Return whether a condition, or a call of different functions, only tells ranks from each other by number."""
+        calls = {
+            tuple(self.traces[n].function(call) for call in self.traces[n].calls.get(judged.row[n], ())[:1])
+            for n in judged.pair
+        }
         named = [step for step in steps if step.name]
-        return all(kind_of(step, self.traces, judged.pair, self.statements) in _BORING for step in named)
+        is_known = len(calls) > 1 or (bool(named) and isinstance(self._statement(judged), ast.If))
+        return (
+            is_known
+            and len(steps) <= _OF_ROLE
+            and all(kind_of(step, self.traces, judged.pair, self.statements) in _BORING for step in named)
+        )
 
     def _statement(self, judged: Judged) -> ast.AST | None:
         number = judged.pair[0]
@@ -179,9 +190,19 @@ class Candidates:
             return
         _, number, execution = latest
         trace = self.traces[number]
-        members, following = trace.members[trace.activation_of[execution]], trace.position[execution] + 1
-        for found in (*members[following : following + 1], self.innermost_raise(trace, execution)):
+        for found in (*self._end_of_handler(trace, execution), self.innermost_raise(trace, execution)):
             yield self._candidate(number, found, OriginKind.EXCEPTION, (trace.rank,))
+
+    def _end_of_handler(self, trace: Trace, execution: int) -> tuple[int, ...]:
+        """Return the last execution in the handler of the exception that left this execution, if it is known."""
+        members = trace.members[trace.activation_of[execution]]
+        following = members[trace.position[execution] + 1 :]
+        handler = self.statements.at(trace.place(following[0])) if following else None
+        if not isinstance(handler, ast.ExceptHandler):
+            return ()
+        last = handler.end_lineno or 0
+        inside = takewhile(lambda e: handler.lineno <= trace.executions[e].line <= last, following)
+        return tuple(inside)[-1:]
 
     def _raised_elsewhere(self, number: int, execution: int) -> bool:
         """Return whether another rank had an exception in the same statement of the program."""

@@ -149,10 +149,12 @@ class Divisions:
 
 def is_consequence(traces: Sequence[Trace], parting: Parting, way: tuple[int, ...]) -> bool:
     """Return whether these ranks only stopped: they still wait, or waiting failed when another rank was gone."""
-    execution = parting.row.get(way[0])
-    if parting.arms[way[0]].ending is Ending.RUNNING:
+    execution, trace, ending = parting.row.get(way[0]), traces[way[0]], parting.arms[way[0]].ending
+    if ending is Ending.RUNNING:
         return True
-    return execution is not None and raised_by_network(traces[way[0]], execution)
+    if ending is Ending.RAISED and execution is not None:
+        execution = trace.raising(trace.activation_of[execution])
+    return execution is not None and raised_by_network(trace, execution)
 
 
 def raised_by_network(trace: Trace, execution: int) -> bool:

@@ -36,8 +36,4 @@ def _enters(trace: Trace, execution: int, span: tuple[int, int]) -> bool:
     members = trace.members[trace.activation_of[execution]]
     if following == len(members):
         return not trace.activations[trace.activation_of[execution]].ended
-    if span[0] <= trace.executions[members[following]].line <= span[1]:
-        return True
-    # The last iteration of a loop does not enter the body again.
-    before = trace.position[execution] - 1
-    return before >= 0 and span[0] <= trace.executions[members[before]].line <= span[1]
+    return span[0] <= trace.executions[members[following]].line <= span[1]

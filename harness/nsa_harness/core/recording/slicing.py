@@ -178,8 +178,9 @@ class Slicer:
     def _outlives(self, side: int, definition: int, use: int) -> bool:
         """Return whether the call in which a value was defined had ended when it was used."""
         trace = self._trace(side)
-        active = {trace.activation_of[execution] for execution in (use, *trace.outer(use))}
-        return trace.activation_of[definition] not in active
+        activation = trace.activation_of[definition]
+        last = trace.executions[trace.members[activation][-1]].order
+        return trace.activations[activation].ended and last < trace.executions[use].order
 
     def _causes(self, executions: Executions) -> list[tuple[Executions, str]]:
         """Return the values that differ in these executions, and the statements that decided what their calls returned.
