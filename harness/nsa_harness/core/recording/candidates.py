@@ -13,6 +13,7 @@ from nsa_harness.core.recording.alignment import Alignment, Parting, Row
 from nsa_harness.core.recording.communications import Shared
 from nsa_harness.core.recording.division import Judged, is_consequence, own_exceptions
 from nsa_harness.core.recording.explanation import Candidate, OriginKind, RankValues
+from nsa_harness.core.recording.first_differences import first_differences
 from nsa_harness.core.recording.left_out import left_out
 from nsa_harness.core.recording.origin import kind_of
 from nsa_harness.core.recording.recording import Value
@@ -59,6 +60,9 @@ class Candidates:
             yield from self._of_division(judged)
         for judged in self.divisions[1:3]:
             yield "later division", self._at_division(judged, [])
+        if not self.divisions and all(self._has_ended(trace) for trace in self.traces):
+            yield from self._first_differences()
+            return
         for candidate in self._swallowed():
             yield "swallowed", candidate
         for candidate in self._new_partings():
@@ -67,6 +71,18 @@ class Candidates:
             yield "ran alone", candidate
         for candidate in self._at_ends():
             yield "ends", candidate
+
+    def _has_ended(self, trace: Trace) -> bool:
+        return all(trace.activations[activation].ended for _, roots in trace.roots for activation in roots)
+
+    def _first_differences(self) -> Iterator[tuple[str, Candidate]]:
+        """Yield the statements that made the first differences in a run that ended."""
+        for other in dict.fromkeys((1, len(self.traces) - 1)):
+            pair = (0, other)
+            for step in first_differences(self.alignment, pair):
+                kind = kind_of(step, self.traces, pair, self.statements)
+                if kind not in _BORING:
+                    yield "first difference", self._of_step(step, kind, pair, (self.traces[other].rank,))
 
     # Exceptions.
 

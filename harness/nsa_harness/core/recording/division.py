@@ -66,15 +66,15 @@ class Divisions:
                 for number, arm in ((number, parting.arms[number]) for number in pair)
             ]
             operations = difference(arms[0], arms[1])
-            if operations is not None:
-                demotions = self._demotions(parting, pair, arms)
+            if operations is not None and not self._is_balanced_after(parting.row, pair):
+                demotions = self._demotions(parting, arms)
                 found.append(Judged(parting.row, way, pair, parting, operations, demotions))
         return found
 
-    def _demotions(self, parting: Parting, pair: tuple[int, int], arms: list[list[Communication]]) -> int:
+    def _demotions(self, parting: Parting, arms: list[list[Communication]]) -> int:
         recurs = self._forms[self._form(parting)] > 1
         roles = min(map(len, arms)) >= _ROLE
-        return self._is_balanced_after(parting.row, pair) + recurs + 2 * roles
+        return recurs + 2 * roles
 
     def _form(self, parting: Parting) -> tuple[object, ...]:
         number = min(parting.row)
@@ -125,8 +125,8 @@ class Divisions:
                 shortest = min(len(left), len(right))
                 left, right = left[:shortest], right[:shortest]
             operations = difference(left, right)
-            if operations is not None:
-                return Judged(row, minority, pair, None, operations, self._is_balanced_after(row, pair))
+            if operations is not None and not self._is_balanced_after(row, pair):
+                return Judged(row, minority, pair, None, operations, 0)
         return self._of_messages(row, own)
 
     def _of_messages(self, row: Row, own: dict[int, list[Communication]]) -> Judged | None:
@@ -134,17 +134,18 @@ class Divisions:
         for number, made in own.items():
             for message in self._shared.unpaired(made):
                 other = next((n for n in row if self._traces[n].rank == message.peer), number)
-                if other != number and not self._waits(own[other]):
-                    pair = (number, other)
+                pair = (number, other)
+                if other != number and not self._waits(own[other]) and not self._is_balanced_after(row, pair):
                     minority = tuple(n for n in own if self._shared.unpaired(own[n]))
-                    return Judged(row, minority, pair, None, (message, None), self._is_balanced_after(row, pair))
+                    return Judged(row, minority, pair, None, (message, None), 0)
         return None
 
     def _waits(self, made: Sequence[Communication]) -> bool:
         return bool(made) and not made[-1].returned and not made[-1].error
 
-    def _is_balanced_after(self, row: Row, pair: tuple[int, int]) -> int:
-        return 4 * (self._last_balanced(pair) > row[pair[0]])
+    def _is_balanced_after(self, row: Row, pair: tuple[int, int]) -> bool:
+        """Return whether both ranks made the same operations up to a later execution: the row changed nothing."""
+        return self._last_balanced(pair) >= self._traces[pair[0]].end_of(row[pair[0]])
 
 
 def is_consequence(traces: Sequence[Trace], parting: Parting, way: tuple[int, ...]) -> bool:
