@@ -72,7 +72,7 @@ def at(
         [part for part in parts if isinstance(part, Activation)],
         [part for part in parts if isinstance(part, Communication)],
         tuple(draws),
-        Raised(raised, "", handled) if raised else None,
+        Raised(raised.partition(":")[0], raised, handled) if raised else None,
     )
 
 

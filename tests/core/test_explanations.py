@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nsa_harness.core.recording.explain import explain
-from nsa_harness.core.recording.explanation import Explanation
+from nsa_harness.core.recording.explanation import Explanation, OriginKind
 from nsa_harness.core.recording.recording import Activation, Communication, Execution, RankRecording
 from tests.core.recorded import FILE, Thing, at, call, main, op, recorded
 
@@ -63,6 +63,220 @@ def test_a_rank_that_leaves_its_loop_early_divides_from_the_others_at_the_condit
     assert found.candidates[0].place.line == 3
     assert found.candidates[0].ranks == (1,)
     assert {(ranks, operation) for ranks, _, operation in found.ends} == {((0, 2), "all_reduce"), ((1,), "barrier")}
+
+
+def kinds(explanation: Explanation) -> dict[int | None, OriginKind]:
+    return {candidate.place.line: candidate.kind for candidate in explanation.candidates}
+
+
+def test_a_role_is_no_division_if_both_roles_communicate_the_same() -> None:
+    def role(rank: int) -> RankRecording:
+        first = at(1, reads={"rank": rank})
+        own = at(2, op("broadcast", root=0)) if rank == 0 else at(4, op("broadcast", root=0))
+        return recorded(rank, main(first, own, at(5, op())))
+
+    source = "if rank == 0:\n    broadcast(x)\nelse:\n    broadcast(buffer)\nall_reduce(x)\n"
+    found = explained(source, role(0), role(1))
+    assert (found.division, found.candidates, found.notes) == (None, (), ("no_difference",))
+
+
+def test_ranks_that_make_up_for_a_difference_have_no_division() -> None:
+    def early(rank: int) -> RankRecording:
+        now, later = ([at(2, op())], []) if rank == 0 else ([], [at(4, op())])
+        steps = [at(1), *now, at(3, reads={"rank": rank}), *later, at(5, op("barrier")), at(6, reads={"x": rank})]
+        return recorded(rank, main(*steps))
+
+    assert explained("", early(0), early(1)).division is None
+
+
+def test_a_rank_that_waits_is_no_division_in_the_functions_around_it() -> None:
+    def stuck(rank: int) -> RankRecording:
+        inner = [at(11, reads={"x": rank})] + ([at(12, op(returned=False))] if rank == 0 else [])
+        ended = rank == 1
+        rest = [at(2, op("barrier", returned=False))] if ended else []
+        return recorded(rank, main(at(1, call("f", *inner, first_line=10, ended=ended)), *rest, ended=False))
+
+    source = "f()\nbarrier()\n" + 7 * "\n" + "def f():\n    if x:\n        all_reduce()\n"
+    found = explained(source, stuck(0), stuck(1))
+    assert found.division is not None
+    assert found.division.place.line == 11
+
+
+def test_a_draw_of_one_rank_in_a_call_of_its_own_is_a_leak() -> None:
+    def partner(rank: int) -> RankRecording:
+        show = [at(2, call("show", at(21, draws=[("random", "a", "b")]), first_line=20))] if rank == 0 else []
+        state = "b" if rank == 0 else "a"
+        draw = at(31, draws=[("random", state, state + "+")], writes={"mate": state})
+        mate = at(3, call("draw", draw, first_line=30, returned=state), writes={"mate": state})
+        exchange = at(4, op(returned=False), reads={"mate": state}) if rank == 0 else at(6, op("barrier"))
+        return recorded(rank, main(at(1, reads={"rank": rank}), *show, mate, at(5, reads={"mate": state}), exchange))
+
+    source = """\
+        if rank == 0:
+            show()
+        mate = draw()
+        """
+    found = explained(source, partner(0), partner(1))
+    leak = found.candidates[0]
+    assert (leak.place.line, leak.kind, leak.name) == (21, OriginKind.LEAK, "generator:random")
+    assert leak.caller is not None
+    assert leak.caller.line == 2
+
+
+def test_a_counter_that_only_hands_on_a_difference_is_no_candidate() -> None:
+    def resumed(rank: int) -> RankRecording:
+        step = 3 * rank
+        executions = [at(1, reads={"path": "x"}, writes={"step": step})]
+        for _ in range(6 - step):
+            executions += [
+                at(2, reads={"step": step, "most": 6}),
+                at(3, op()),
+                at(4, reads={"step": step}, writes={"step": step + 1}),
+            ]
+            step += 1
+        executions += [at(2, reads={"step": step, "most": 6}), at(5, op("barrier", returned=False))]
+        if rank == 0:
+            executions[11].communications[0].returned = False
+            executions = executions[:12]
+        return recorded(rank, main(*executions, ended=False))
+
+    found = explained(
+        "step = load(path)\nwhile step < most:\n    all_reduce()\n    step += 1\n", resumed(0), resumed(1)
+    )
+    assert found.division is not None
+    assert lines(found)[0] == 1
+    assert 4 not in lines(found)
+    assert [place.line for place, _ in found.candidates[0].chain] == [1, 4]
+
+
+def test_the_exception_of_one_rank_comes_before_the_network_errors_of_the_others() -> None:
+    def failing(rank: int) -> RankRecording:
+        if rank == 0:
+            wait = at(2, op(error="RuntimeError", returned=False), raised="RuntimeError: Connection closed by peer")
+            return recorded(rank, main(at(1, call("load", at(11), first_line=10)), wait))
+        load = call("load", at(11, raised="KeyError"), first_line=10)
+        return recorded(rank, main(at(1, load, raised="KeyError")))
+
+    found = explained("", failing(0), failing(1))
+    assert (found.candidates[0].place.line, found.candidates[0].kind) == (11, OriginKind.EXCEPTION)
+    assert found.candidates[0].ranks == (1,)
+    assert 2 not in lines(found)
+
+
+def test_an_exception_that_one_rank_handles_leads_to_the_end_of_its_handler() -> None:
+    source = "try:\n    f()\n    all_reduce()\nexcept ValueError:\n    pass\nbarrier()\n"
+
+    def handling(rank: int) -> RankRecording:
+        inner = call("f", at(11, raised="ValueError" if rank else ""), first_line=10)
+        if rank == 0:
+            return recorded(rank, main(at(1), at(2, inner), at(3, op(returned=False)), ended=False))
+        steps = [at(1), at(2, inner, raised="ValueError", handled=True), at(4), at(5), at(6, op("barrier"))]
+        return recorded(rank, main(*steps))
+
+    found = explained(source, handling(0), handling(1))
+    assert found.division is not None
+    assert found.division.place.line == 2
+    assert {2, 11} <= set(lines(found))
+    assert kinds(found)[2] is OriginKind.EXCEPTION
+
+
+def test_a_message_with_another_tag_leads_to_where_the_tags_came_from() -> None:
+    def exchanging(rank: int) -> RankRecording:
+        count = 1 - rank
+        more = [at(3, call("count", at(21, reads={"c": Thing(7), "c.n": 0}, writes={"c.n": 1}), first_line=20))]
+        message = op("send", peer=1, tag=1) if rank == 0 else op("recv", peer=0, tag=0, returned=False)
+        line = 5 if rank == 0 else 7
+        return recorded(
+            rank,
+            main(
+                at(1, writes={"rank": rank}),
+                at(2, reads={"rank": rank}, writes={"c": Thing(7)}),
+                *(more if rank == 0 else []),
+                at(4, reads={"rank": rank}),
+                at(line, message, reads={"c": Thing(7), "c.n": count}),
+                ended=rank == 0,
+            ),
+        )
+
+    source = """\
+        rank = get_rank()
+        if rank == 0:
+            count()
+        if rank == 0:
+            send()
+        else:
+            recv()
+        """
+    found = explained(source, exchanging(0), exchanging(1))
+    assert found.candidates[0].place.line == 21
+    assert found.candidates[0].name == "c.n"
+
+
+def test_a_message_that_was_left_out_leads_to_the_loop_that_should_have_sent_it() -> None:
+    source = """\
+        rank = get_rank()
+        if rank == 0:
+            for p in weights():
+                send(p)
+            all_reduce()
+        else:
+            recv(p)
+        """
+
+    def sending(rank: int) -> RankRecording:
+        branch = [at(1, writes={"rank": rank}), at(2, reads={"rank": rank})]
+        if rank == 1:
+            return recorded(rank, main(*branch, at(7, op("recv", peer=0, returned=False)), ended=False))
+        loop = at(3, call("weights", at(11), first_line=10))
+        return recorded(rank, main(*branch, loop, at(5, op(returned=False)), ended=False))
+
+    assert lines(explained(source, sending(0), sending(1)))[:2] == [3, 11]
+
+
+def test_a_loop_over_generators_leads_to_where_the_generators_part() -> None:
+    source = """\
+        for batch in batches():
+            all_reduce()
+        barrier()
+        """
+
+    def training(rank: int) -> RankRecording:
+        sizes = [3, 4] if rank else [3, 4, 5]
+        inside = [at(20, reads={"files": Thing(1, "list", str(sizes))}, writes={"files": Thing(1, "list", str(sizes))})]
+        for size in sizes:
+            inside += [at(21, reads={"files": Thing(1, "list", str(sizes))}), at(22, reads={"size": size})]
+        batches = call("batches", *inside, *([at(21)] if rank else []), first_line=20, ended=rank == 1)
+        steps = [at(1, batches), at(2, op()), at(1), at(2, op()), at(1)]
+        last = at(3, op("barrier", returned=False)) if rank else at(2, op(returned=False))
+        return recorded(rank, main(*steps, last, ended=False))
+
+    found = explained(source, training(0), training(1))
+    assert found.division is not None
+    assert found.division.place.line == 1
+    assert lines(found)[:2] == [1, 21]
+
+
+def test_a_silent_fault_leads_to_the_first_values_that_differ() -> None:
+    def drifting(rank: int) -> RankRecording:
+        noise = at(2, reads={"n": 4}, writes={"noise": Thing(5, "Tensor", f"crc {rank}")})
+        return recorded(rank, main(at(1, writes={"n": 4}), noise, at(3, op()), at(4, op("barrier"))))
+
+    found = explained("n = 4\nnoise = torch.randn(n)\n", drifting(0), drifting(1))
+    assert found.division is None
+    assert [(c.place.line, c.kind, c.name) for c in found.candidates] == [(2, OriginKind.RANDOM, "noise")]
+
+
+def test_three_ranks_of_which_two_go_the_same_way_name_the_third() -> None:
+    found = explained(
+        STOPPING, *(stopping(rank, [1.0, 9.0 if rank == 1 else 2.0], stops=rank == 1) for rank in range(3))
+    )
+    assert {candidate.ranks for candidate in found.candidates[:1]} == {(1,)}
+
+
+def test_one_recording_has_no_division() -> None:
+    found = explained("", stopping(0, [1.0], stops=False))
+    assert (found.candidates, found.division, found.notes) == ((), None, ("one_rank",))
+    assert [operation for _, _, operation in found.ends] == ["all_reduce"]
 
 
 # Whatever the recordings hold.
