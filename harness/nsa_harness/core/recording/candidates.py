@@ -96,6 +96,10 @@ class Candidates:
                 yield "late exception", candidate
         for number, execution in failed:
             yield "exception", self._candidate(number, execution, OriginKind.EXCEPTION, ranks)
+            trace = self.traces[number]
+            *_, outermost = execution, *trace.outer(execution)
+            if trace.activation_of[outermost] not in trace.roots[0][1]:  # The thread could have handled it.
+                yield "thread", self._candidate(number, outermost, OriginKind.EXCEPTION, ranks)
         for number, execution in failed[:1]:
             row = self.alignment.row_of[number][execution]
             others = [n for n in self.alignment.rows[row] if self.traces[n].rank not in ranks] if row >= 0 else []
@@ -143,11 +147,11 @@ class Candidates:
             tuple(self.traces[n].function(call) for call in self.traces[n].calls.get(judged.row[n], ())[:1])
             for n in judged.pair
         }
-        named = [step for step in steps if step.name]
-        is_known = len(calls) > 1 or (bool(named) and isinstance(self._statement(judged), ast.If))
+        named = [step for step in steps if step.name and not step.is_object]
+        is_known = (len(calls) > 1 and () not in calls) or (bool(named) and isinstance(self._statement(judged), ast.If))
         return (
             is_known
-            and len(steps) <= _OF_ROLE
+            and sum(not step.is_object for step in steps) <= _OF_ROLE
             and all(kind_of(step, self.traces, judged.pair, self.statements) in _BORING for step in named)
         )
 
@@ -271,8 +275,9 @@ class Candidates:
         kinds = {step: kind_of(step, self.traces, pair, self.statements) for step in steps}
         leaks = [step for step in steps if step.is_leak]
         drifts = [step for step in steps if step.is_origin and kinds[step] is OriginKind.RANDOM]
-        nearest = [step for step in steps if kinds[step] not in _BORING]
-        origins = [step for step in steps if step.is_origin and kinds[step] not in _BORING]
+        nearest = [step for step in steps if kinds[step] not in _BORING and not step.is_object]
+        origins = [step for step in nearest if step.is_origin]
+        objects = [step for step in steps if step.is_object]
         choices = [step for step in steps if step.is_parting and self._is_choice(step, pair)]
         boring = [step for step in steps if kinds[step] in _BORING]
         groups = {
@@ -281,6 +286,7 @@ class Candidates:
             "nearest": nearest[:1],
             "choice": choices[:1],
             "nearest 2": nearest[1:2],
+            "object": objects[-1:],
             "origin": origins[:2],
             "nearest 3": nearest[2:4],
             "boring": boring[:1],

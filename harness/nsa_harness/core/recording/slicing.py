@@ -14,6 +14,7 @@ from nsa_harness.core.recording.recording import Activation, Value
 from nsa_harness.core.recording.trace import Trace
 
 _MAX_STEPS = 600  # definitions that one slice inspects
+_MAX_OBJECTS = 4  # definitions of objects from one to the next
 _MAX_EVENTS = 300  # uses of one object that are inspected
 _GENERATOR = "generator:"  # prefix of the name under which the state of a random generator is followed
 
@@ -33,6 +34,7 @@ class Step:
     is_origin: bool = False  # nothing that it reads differs
     is_leak: bool = False  # only one of the ranks executed it
     is_update: bool = False  # it only hands on a difference that its own value had before, such as `n += 1`
+    is_object: bool = False  # it made an object whose content is not known
     is_parting: bool = False  # it decides which definition each rank executes
 
     @property
@@ -54,8 +56,25 @@ class Slicer:
         """Return the definitions that make what these executions read differ, nearest first."""
         steps: list[Step] = []
         visited: set[tuple[tuple[int | None, int | None], str]] = set()
-        queue: deque[tuple[Executions, str, Step | None]] = deque()
-        queue.extend((at, name, None) for at, name in self._causes(executions))
+        self._search([(at, name, None) for at, name in self._causes(executions)], steps, visited)
+        # Without a value that differs, follow the objects, which cannot be compared, to a statement with one.
+        objects: list[tuple[Executions, Step | None]] = [(executions, None)]
+        for _ in range(_MAX_OBJECTS):
+            if steps and not steps[-1].is_object:
+                break
+            objects = [made for at, previous in objects for made in self._made(at, previous)]
+            steps += dict.fromkeys(step for _, step in objects if step is not None)
+            for at, step in objects:
+                self._search([(cause, name, step) for cause, name in self._causes(at)], steps, visited)
+        return steps
+
+    def _search(
+        self,
+        causes: Sequence[tuple[Executions, str, Step | None]],
+        steps: list[Step],
+        visited: set[tuple[tuple[int | None, int | None], str]],
+    ) -> None:
+        queue = deque(causes)
         while queue and len(steps) < _MAX_STEPS:
             where, name, previous = queue.popleft()
             for step, following in self._follow(where, name, previous):
@@ -64,7 +83,29 @@ class Slicer:
                 visited.add((step.executions, step.name))
                 steps.append(step)
                 queue.extend((at, other, step) for at, other in following)
-        return steps
+
+    def _made(self, executions: Executions, previous: Step | None) -> Iterator[tuple[Executions, Step]]:
+        """Yield the statements that made the objects which these executions use and which cannot be compared."""
+        first, second = (
+            dict(definitions.trace.executions[execution].reads)
+            for definitions, execution in zip(self._definitions, executions, strict=True)
+        )
+        names = [name for name, value in first.items() if value.identity and not value.text and name in second]
+        for name in names:
+            if name in ("self", "cls") or any(other.startswith(name + ".") for other in names):
+                continue
+            ours, theirs = (
+                definitions.of(execution, name)
+                for definitions, execution in zip(self._definitions, executions, strict=True)
+            )
+            if ours is not None and theirs is not None and self.both(0, ours) == (ours, theirs):
+                distance = 0 if previous is None else previous.distance + 1
+                step = Step((ours, theirs), name, previous, distance, is_object=True)
+                yield (ours, theirs), step
+                for call, other in self._calls((ours, theirs)):
+                    members = self._trace(0).members[call], self._trace(1).members[other]
+                    if members[0] and members[1] and self.both(0, members[0][-1]) == (members[0][-1], members[1][-1]):
+                        yield (members[0][-1], members[1][-1]), step
 
     def inputs(self, executions: Executions) -> list[str]:
         """Return the names that these executions read, whose values differ."""
