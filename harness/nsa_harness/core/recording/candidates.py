@@ -43,63 +43,55 @@ class Candidates:
 
     def ranked(self) -> tuple[Candidate, ...]:
         """Return the candidates, most likely first."""
-        return tuple(candidate for _, candidate in self.tagged())
-
-    def tagged(self) -> list[tuple[str, Candidate]]:
-        found: list[tuple[str, Candidate]] = []
-        for tag, candidate in self._all():
+        found: list[Candidate] = []
+        for candidate in self._all():
             if len(found) == MOST:
                 break
-            if candidate.place.line and not any(_near(candidate.place, other.place) for _, other in found):
-                found.append((tag, candidate))
-        return found
+            if candidate.place.line and not any(_near(candidate.place, other.place) for other in found):
+                found.append(candidate)
+        return tuple(found)
 
-    def _all(self) -> Iterator[tuple[str, Candidate]]:
+    def _all(self) -> Iterator[Candidate]:
         yield from self._exceptions()
         for judged in self.divisions[:1]:
             yield from self._of_division(judged)
         for judged in self.divisions[1:3]:
-            yield "later division", self._at_division(judged, [])
+            yield self._at_division(judged, [])
         if not self.divisions and all(self._has_ended(trace) for trace in self.traces):
             yield from self._first_differences()
             return
-        for candidate in self._swallowed():
-            yield "swallowed", candidate
-        for candidate in self._new_partings():
-            yield "new parting", candidate
-        for candidate in self._ran_alone():
-            yield "ran alone", candidate
-        for candidate in self._at_ends():
-            yield "ends", candidate
+        yield from self._swallowed()
+        yield from self._new_partings()
+        yield from self._ran_alone()
+        yield from self._at_ends()
 
     def _has_ended(self, trace: Trace) -> bool:
         return all(trace.activations[activation].ended for _, roots in trace.roots for activation in roots)
 
-    def _first_differences(self) -> Iterator[tuple[str, Candidate]]:
+    def _first_differences(self) -> Iterator[Candidate]:
         """Yield the statements that made the first differences in a run that ended."""
         for other in dict.fromkeys((1, len(self.traces) - 1)):
             pair = (0, other)
             for step in first_differences(self.alignment, pair):
                 kind = kind_of(step, self.traces, pair, self.statements)
                 if kind not in _BORING:
-                    yield "first difference", self._of_step(step, kind, pair, (self.traces[other].rank,))
+                    yield self._of_step(step, kind, pair, (self.traces[other].rank,))
 
     # Exceptions.
 
-    def _exceptions(self) -> Iterator[tuple[str, Candidate]]:
+    def _exceptions(self) -> Iterator[Candidate]:
         failed = [
             (number, execution) for number, trace in enumerate(self.traces) for execution in own_exceptions(trace)
         ]
         ranks = self._ranks({number for number, _ in failed})
         if failed and self._is_late(*failed[0]):
-            for candidate in self._new_partings():
-                yield "late exception", candidate
+            yield from self._new_partings()
         for number, execution in failed:
-            yield "exception", self._candidate(number, execution, OriginKind.EXCEPTION, ranks)
+            yield self._candidate(number, execution, OriginKind.EXCEPTION, ranks)
             trace = self.traces[number]
             *_, outermost = execution, *trace.outer(execution)
             if trace.activation_of[outermost] not in trace.roots[0][1]:  # The thread could have handled it.
-                yield "thread", self._candidate(number, outermost, OriginKind.EXCEPTION, ranks)
+                yield self._candidate(number, outermost, OriginKind.EXCEPTION, ranks)
         for number, execution in failed[:1]:
             row = self.alignment.row_of[number][execution]
             others = [n for n in self.alignment.rows[row] if self.traces[n].rank not in ranks] if row >= 0 else []
@@ -115,31 +107,26 @@ class Candidates:
 
     # Divisions.
 
-    def _of_division(self, judged: Judged) -> Iterator[tuple[str, Candidate]]:
+    def _of_division(self, judged: Judged) -> Iterator[Candidate]:
         steps = self.steps(judged)
         ranks = self._ranks(judged.minority)
         division = self._at_division(judged, steps)
         if self._is_role(judged, steps):
             # What only one of the roles does is more likely wrong.
-            for candidate in self._messages():
-                yield "message", candidate
-            for candidate in self._swallowed():
-                yield "swallowed", candidate
-            for candidate in self._ran_alone():
-                yield "ran alone", candidate
-            for candidate in self._of_operations(judged):
-                yield "role op", candidate
+            yield from self._messages()
+            yield from self._swallowed()
+            yield from self._ran_alone()
+            yield from self._of_operations(judged)
         origins = list(self._of_steps(steps, judged.pair, ranks))
         if any(step.is_leak and (step.distance < 2 or step.name.startswith("generator:")) for step in steps):
-            yield from (found for found in origins if found[0].startswith("leak"))
+            yield from (candidate for candidate in origins if candidate.kind is OriginKind.LEAK)
         if not isinstance(self._statement(judged), ast.If | ast.For):
             yield from origins[:1]  # The values were made before, and this statement only uses them.
-        yield "division", division
+        yield division
         if (site := self._raise_site(judged)) is not None:
-            yield "raise site", site
+            yield site
         yield from origins
-        for candidate in self._of_operations(judged):
-            yield "op", candidate
+        yield from self._of_operations(judged)
 
     def _is_role(self, judged: Judged, steps: Sequence[Step]) -> bool:
         """Return whether a condition, or a call of different functions, only tells ranks from each other by number."""
@@ -148,12 +135,11 @@ class Candidates:
             for n in judged.pair
         }
         named = [step for step in steps if step.name and not step.is_object]
-        is_known = (len(calls) > 1 and () not in calls) or (bool(named) and isinstance(self._statement(judged), ast.If))
-        return (
-            is_known
-            and sum(not step.is_object for step in steps) <= _OF_ROLE
-            and all(kind_of(step, self.traces, judged.pair, self.statements) in _BORING for step in named)
-        )
+        if len(calls) > 1 and () not in calls:
+            named = [step for step in named if step.distance == 0]
+        elif not named or len(named) > _OF_ROLE or not isinstance(self._statement(judged), ast.If):
+            return False
+        return all(kind_of(step, self.traces, judged.pair, self.statements) in _BORING for step in named)
 
     def _statement(self, judged: Judged) -> ast.AST | None:
         number = judged.pair[0]
@@ -163,18 +149,10 @@ class Candidates:
         """Return the statement that raised the exception which only one rank of the division had."""
         for number in judged.pair:
             trace = self.traces[number]
-            raising = self.innermost_raise(trace, judged.row[number])
+            raising = _innermost_raise(trace, judged.row[number])
             if raising != judged.row[number]:
                 return self._candidate(number, raising, OriginKind.EXCEPTION, self._ranks(judged.minority))
         return None
-
-    def innermost_raise(self, trace: Trace, execution: int) -> int:
-        while trace.executions[execution].raised is not None:
-            raising = [found for call in trace.calls.get(execution, ()) if (found := trace.raising(call)) is not None]
-            if not raising:
-                break
-            execution = raising[-1]
-        return execution
 
     def _messages(self) -> Iterator[Candidate]:
         """Yield why a message that a rank waits for does not come."""
@@ -191,8 +169,7 @@ class Candidates:
                     if opposite.peer == trace.rank and opposite.tag != awaited.tag:
                         pair = (number, other)
                         steps = Slicer(self.alignment, pair).slice((owner, self.traces[other].owner(opposite)))
-                        for _, candidate in self._of_steps(steps, pair, self._ranks(pair)):
-                            yield candidate
+                        yield from self._of_steps(steps, pair, self._ranks(pair))
                         break
                 for execution in left_out(self.traces[other], awaited, self.statements):
                     yield self._candidate(other, execution, OriginKind.CALL, (self.traces[other].rank,))
@@ -210,7 +187,7 @@ class Candidates:
             return
         _, number, execution = latest
         trace = self.traces[number]
-        for found in (*self._end_of_handler(trace, execution), self.innermost_raise(trace, execution)):
+        for found in (*self._end_of_handler(trace, execution), _innermost_raise(trace, execution)):
             yield self._candidate(number, found, OriginKind.EXCEPTION, (trace.rank,))
 
     def _end_of_handler(self, trace: Trace, execution: int) -> tuple[int, ...]:
@@ -264,9 +241,7 @@ class Candidates:
             kind = kind_of(origin, self.traces, judged.pair, self.statements)
         return self._candidate(number, execution, kind, self._ranks(judged.minority), row=judged.row)
 
-    def _of_steps(
-        self, steps: Sequence[Step], pair: tuple[int, int], ranks: tuple[int, ...]
-    ) -> Iterator[tuple[str, Candidate]]:
+    def _of_steps(self, steps: Sequence[Step], pair: tuple[int, int], ranks: tuple[int, ...]) -> Iterator[Candidate]:
         places: dict[Place, Step] = {}
         for step in steps:
             if not step.is_update and not self._only_returns(step, pair):
@@ -280,22 +255,20 @@ class Candidates:
         objects = [step for step in steps if step.is_object]
         choices = [step for step in steps if step.is_parting and self._is_choice(step, pair)]
         boring = [step for step in steps if kinds[step] in _BORING]
-        groups = {
-            "leak": leaks[:1],
-            "drift": drifts[:1],
-            "nearest": nearest[:1],
-            "choice": choices[:1],
-            "nearest 2": nearest[1:2],
-            "object": objects[-1:],
-            "origin": origins[:2],
-            "nearest 3": nearest[2:4],
-            "boring": boring[:1],
-        }
-        for tag, group in groups.items():
-            for step in group:
-                yield tag, self._of_step(step, kinds[step], pair, ranks)
-                if step.is_leak and (caller := self._caller(step, pair)) is not None:
-                    yield "leak caller", self._candidate(pair[step.execution[0]], caller, OriginKind.LEAK, ranks)
+        for step in (
+            *leaks[:1],
+            *drifts[:1],
+            *nearest[:1],
+            *choices[:1],
+            *nearest[1:2],
+            *objects[-1:],
+            *origins[:2],
+            *nearest[2:4],
+            *boring[:1],
+        ):
+            yield self._of_step(step, kinds[step], pair, ranks)
+            if step.is_leak and (caller := self._caller(step, pair)) is not None:
+                yield self._candidate(pair[step.execution[0]], caller, OriginKind.LEAK, ranks)
 
     def _is_choice(self, step: Step, pair: tuple[int, int]) -> bool:
         side, execution = step.execution
@@ -438,6 +411,16 @@ class Candidates:
             chain=chain,
             caller=caller,
         )
+
+
+def _innermost_raise(trace: Trace, execution: int) -> int:
+    """Return the execution in which the exception that left this execution was raised."""
+    while trace.executions[execution].raised is not None:
+        raising = [found for call in trace.calls.get(execution, ()) if (found := trace.raising(call)) is not None]
+        if not raising:
+            break
+        execution = raising[-1]
+    return execution
 
 
 def values_of(traces: Sequence[Trace], row: Row) -> tuple[RankValues, ...]:
