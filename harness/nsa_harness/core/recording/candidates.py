@@ -10,11 +10,10 @@ from functools import cached_property
 from itertools import takewhile
 
 from nsa_harness.core.recording.alignment import Alignment, Parting, Row
-from nsa_harness.core.recording.communications import Shared
+from nsa_harness.core.recording.communications import Shared, left_out
 from nsa_harness.core.recording.division import Judged, is_consequence, own_exceptions
 from nsa_harness.core.recording.explanation import Candidate, OriginKind, RankValues
 from nsa_harness.core.recording.first_differences import first_differences
-from nsa_harness.core.recording.left_out import left_out
 from nsa_harness.core.recording.origin import kind_of
 from nsa_harness.core.recording.recording import Value
 from nsa_harness.core.recording.slicing import Slicer, Step, differs
