@@ -30,6 +30,7 @@ _ATTEMPT_FILES = (
     "verdict.json", "trace.json",
     "dumps/*.json", "dumps/*.txt", "boards/*.json", "boards/*.jsonl", "boards/*.txt", "evidence/*.json", "repro/*",
     "rank*/raised.json", "rank*/flight.json", "rank*/looks.jsonl", "rank*/trouble.jsonl", "rank*/stacks.txt",
+    "rank*/values.json",
     "rank*/experiment.jsonl",
 )  # fmt: skip
 _MAX_BYTES = 64 << 20
