@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import gzip
+import sys
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from recorder_runs import record
 
 from nsa_harness import protocol
 from nsa_harness.core.recording.reading import DAMAGED, FULL, NotARecordingError, read_recording, records
@@ -127,8 +129,65 @@ def test_a_secret_is_not_stored(tmp_path: Path) -> None:
     assert reads["x"] == "17"
 
 
+SECRETS = """
+import os
+def text(length, start=""):
+    return start + "".join("AbC9dEfGh2JkLmN4pQrStU6vWxYz"[byte % 28] for byte in os.urandom(length))
+class Settings:
+    pass
+def connect(password, token):
+    return password == token
+def get_token():
+    return text(24)
+def main():
+    api_key, secret_key = text(20), text(40)
+    hub_token, github, openai = text(34, "hf_"), text(36, "ghp_"), text(48, "sk-")
+    aws_secret_access_key, access = text(40), text(16, "AKIA")
+    settings = Settings()
+    settings.password, settings.client_secret = text(12), text(30)
+    config = {"api_key": text(20), "db_password": text(10)}
+    config["auth_token"] = text(26)
+    header = {"Authorization": "Bearer " + text(40)}
+    url = "postgres://ada:" + text(14) + "@db.example.com/runs"
+    command = ["--api-key=" + text(20), "--password", text(16)]
+    os.environ["WANDB_API_KEY"] = wandb_key = text(40)
+    passphrase, private_key = text(9), text(64)
+    connect(password=text(11), token=text(22))
+    used = get_token()
+    try:
+        raise ValueError("bad password=" + text(13))
+    except ValueError:
+        pass
+    with open("secrets.txt", "w") as file:
+        file.write("\\n".join(DRAWN))
+DRAWN = []
+def kept(length, start="", draw=text):
+    DRAWN.append(draw(length, start).upper() if start == "AKIA" else draw(length, start))
+    return DRAWN[-1]
+text = kept
+main()
+"""
+
+
+def test_twenty_secrets_in_variables_are_not_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    probe = tmp_path / "boards"
+    probe.mkdir()
+    record(sys.executable, SECRETS, probe)
+    drawn = (tmp_path / "secrets.txt").read_text().split()
+    assert len(drawn) >= 20
+    (source,) = probe.glob("*.record")
+    assert any(secret.encode() in source.read_bytes() for secret in drawn)
+    attempt = AttemptDir(tmp_path)
+    assert store_recordings(attempt, {0: int(source.stem)}) == ()
+    stored = gzip.decompress((attempt.rank(0) / RECORDING_FILE).read_bytes())
+    assert [secret for secret in drawn if secret.encode() in stored] == []
+
+
 @pytest.mark.parametrize(
-    "data", [b"", b"no recording", gzip.compress(b"no recording", mtime=0), gzip.compress(b"x" * 99, mtime=0)[:-5]]
+    "data",
+    [b"", b"no recording", gzip.compress(b"no recording"), gzip.compress(b"x" * 99)[:-5]],
+    ids=["empty", "no archive", "another archive", "cut off"],
 )
 def test_a_stored_file_that_is_no_recording_is_noted(tmp_path: Path, data: bytes) -> None:
     attempt = AttemptDir(tmp_path)

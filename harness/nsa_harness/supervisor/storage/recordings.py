@@ -9,7 +9,7 @@ from __future__ import annotations
 import gzip
 import re
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from nsa_harness import protocol
@@ -101,14 +101,19 @@ def redacted(data: bytes, redaction: Redaction) -> bytes:
             strings.append(body.decode("utf-8", "replace"))
         else:
             others.append((kind, body))
-    secrets = _named_secrets(strings, others, redaction)
+    functions = _function_names(others)
+    named_texts = [(name, text) for kind, body in others for _, name, text in _named_texts(kind, body, functions)]
+    secrets = _named_secrets(strings, dict.fromkeys(named_texts), redaction)
     clean = _redact_strings(strings, redaction)
-    for number in {text for _, text in secrets} - _shown_elsewhere(others, secrets):
+    shown_elsewhere = {text for name, text in named_texts if (name, text) not in secrets} if secrets else set()
+    for number in {text for _, text in secrets} - shown_elsewhere:
         clean[number] = ""
     numbers = {pair: len(clean) + at for at, pair in enumerate(secrets)}
     result = [header]
     result += [_record(protocol.RECORD_STRING, text.encode("utf-8", "replace")) for text in [*clean, *secrets.values()]]
-    result += [_record(kind, _without_secrets(kind, body, numbers) if numbers else body) for kind, body in others]
+    result += [
+        _record(kind, _without_secrets(kind, body, functions, numbers) if numbers else body) for kind, body in others
+    ]
     return b"".join(result)
 
 
@@ -118,8 +123,21 @@ def _record(kind: int, body: bytes) -> bytes:
     return protocol.RECORD_HEAD.pack(len(body), kind) + body + bytes(-len(body) & 7)
 
 
+def _function_names(others: list[tuple[int, bytes]]) -> dict[int, int]:
+    """Return the string of the function's name for each activation."""
+    codes: dict[int, int] = {}
+    functions: dict[int, int] = {}
+    for kind, body in others:
+        if kind == protocol.RECORD_CODE and len(body) == 32:
+            number, _, codes[number], _ = numbers_of(body)
+        elif kind == protocol.RECORD_ENTER and len(body) >= 32 and not len(body) % 8:
+            activation, code, *_ = numbers_of(body[:16])
+            functions[activation] = codes.get(code, 0)
+    return functions
+
+
 def _named_secrets(
-    strings: list[str], others: list[tuple[int, bytes]], redaction: Redaction
+    strings: list[str], pairs: Iterable[tuple[int, int]], redaction: Redaction
 ) -> dict[tuple[int, int], str]:
     """Return the redacted text for each pair of a name and a text whose text is a secret because of its name."""
     suspicious = {
@@ -127,12 +145,9 @@ def _named_secrets(
         for number, text in enumerate(strings)
         if (match := _LAST_NAME.search(text)) and required_of(match[0]) is not None
     }
-    pairs = dict.fromkeys(
-        (name, text) for kind, body in others for _, name, text in _named_texts(kind, body) if name in suspicious
-    )
     result = {}
     for name, text in pairs:
-        if 0 <= text < len(strings):
+        if name in suspicious and 0 <= text < len(strings):
             value = strings[text]
             quote = value[:1] if value[:1] in ("'", '"') and value[:1] == value[-1:] else ""
             plain = value[len(quote) : len(value) - len(quote)]
@@ -142,26 +157,27 @@ def _named_secrets(
     return result
 
 
-def _shown_elsewhere(others: list[tuple[int, bytes]], secrets: Mapping[tuple[int, int], str]) -> set[int]:
-    """Return the texts that are also the value of a name that announces no secret, or of no name."""
-    if not secrets:
-        return set()
-    shown = {text for kind, body in others for _, name, text in _named_texts(kind, body) if (name, text) not in secrets}
-    results = {numbers_of(body)[3] for kind, body in others if kind == protocol.RECORD_LEAVE and len(body) == 40}
-    return shown | results
+def _named_texts(kind: int, body: bytes, functions: Mapping[int, int]) -> Iterator[tuple[int, int, int]]:
+    """Yield the position of the text, the name and the text for each value in a record.
 
-
-def _named_texts(kind: int, body: bytes) -> Iterator[tuple[int, int, int]]:
-    """Yield the position of the text, the name and the text for each value in a record."""
+    The name of a result is that of its function.
+    """
     first = _FIRST_VALUE.get(kind)
-    if first is not None and not len(body) % 8:
+    if kind == protocol.RECORD_LEAVE and len(body) == 40:
+        activation, _, _, text, _ = numbers_of(body)
+        yield 3, functions.get(activation, 0), text
+    elif first is not None and not len(body) % 8:
         numbers = numbers_of(body)
         for at in range(first, len(numbers) - 3, 4):
             yield at + 2, numbers[at], numbers[at + 2]
 
 
-def _without_secrets(kind: int, body: bytes, numbers: Mapping[tuple[int, int], int]) -> bytes:
-    changes = [(at, numbers[name, text]) for at, name, text in _named_texts(kind, body) if (name, text) in numbers]
+def _without_secrets(
+    kind: int, body: bytes, functions: Mapping[int, int], numbers: Mapping[tuple[int, int], int]
+) -> bytes:
+    changes = [
+        (at, numbers[name, text]) for at, name, text in _named_texts(kind, body, functions) if (name, text) in numbers
+    ]
     if not changes:
         return body
     result = bytearray(body)
