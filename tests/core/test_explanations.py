@@ -123,6 +123,21 @@ def test_a_draw_of_one_rank_in_a_call_of_its_own_is_a_leak() -> None:
     assert leak.caller.line == 2
 
 
+def test_a_number_of_the_ranks_own_data_that_decides_is_what_is_not_reduced() -> None:
+    def stopped(rank: int) -> RankRecording:
+        bad, stops = 3 * rank, rank == 1
+        update = call("update", at(11, reads={"self.bad": bad, "self.patience": 3}), first_line=10, returned=stops)
+        end = at(5, op("barrier", returned=False)) if stops else at(4, op(returned=False))
+        data = at(1, writes={"data": Thing(7, "Tensor", f"float32 [8] crc {rank}")})
+        return recorded(rank, main(data, at(2, update, reads={"data": Thing(7, "Tensor", f"crc {rank}")}), end))
+
+    source = "data = part()\nif update(data):\n    stop()\nall_reduce(x)\nbarrier()\n" + 4 * "\n"
+    found = explained(source + "def update(data):\n    return self.bad >= self.patience\n", stopped(0), stopped(1))
+    first = next(one for one in found.candidates if one.place.line == 2)
+    assert (first.kind, first.name) == (OriginKind.MISSING_REDUCTION, "self.bad")
+    assert first.values[0].values == ((0, "0"), (1, "3"))
+
+
 def test_a_counter_that_only_hands_on_a_difference_is_no_candidate() -> None:
     def resumed(rank: int) -> RankRecording:
         step = 3 * rank

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import takewhile
 
@@ -14,7 +14,7 @@ from nsa_harness.core.recording.communications import Shared, left_out
 from nsa_harness.core.recording.division import Judged, is_consequence, own_exceptions
 from nsa_harness.core.recording.explanation import Candidate, OriginKind, RankValues
 from nsa_harness.core.recording.first_differences import first_differences
-from nsa_harness.core.recording.origin import kind_of
+from nsa_harness.core.recording.origin import is_number, kind_of
 from nsa_harness.core.recording.recording import Value
 from nsa_harness.core.recording.slicing import Slicer, Step, differs
 from nsa_harness.core.recording.statements import Statements
@@ -238,7 +238,33 @@ class Candidates:
             kind = OriginKind.EXCEPTION
         elif origin := next((step for step in steps if step.is_origin or step.is_leak), None):
             kind = kind_of(origin, self.traces, judged.pair, self.statements)
-        return self._candidate(number, execution, kind, self._ranks(judged.minority), row=judged.row)
+        ranks = self._ranks(judged.minority)
+        at_division = self._candidate(number, execution, kind, ranks, row=judged.row)
+        is_open = kind in (OriginKind.UNKNOWN, OriginKind.CALL, OriginKind.MISSING_REDUCTION)
+        if is_open and isinstance(self._statement(judged), ast.If | ast.While):
+            values = self._decisive_number(steps, judged.pair)
+            if values is not None:
+                others = tuple(other for other in at_division.values if other.name != values.name)
+                kind, name = OriginKind.MISSING_REDUCTION, values.name
+                return replace(at_division, kind=kind, name=name, values=(values, *others))
+        return at_division
+
+    def _decisive_number(self, steps: Sequence[Step], pair: tuple[int, int]) -> RankValues | None:
+        """Return the values of the nearest number that differs between the ranks and is not the rank, or None."""
+        ranks = [str(self.traces[number].rank) for number in pair]
+        for step in steps:
+            first, second = step.executions
+            if first is None or second is None or step.is_object:
+                continue
+            run = [self.traces[number].executions[at] for number, at in zip(pair, (first, second), strict=True)]
+            own, other = ({**dict(execution.reads), **dict(execution.writes)} for execution in run)
+            for name, value in own.items():
+                texts = [value.text, other[name].text] if name in other else ["", ""]
+                is_scalar = is_number(value) and all(texts) and not any("[" in text for text in texts)
+                if is_scalar and texts[0] != texts[1] and texts != ranks:
+                    by_rank = zip((self.traces[number].rank for number in pair), texts, strict=True)
+                    return RankValues(name=name, values=tuple(sorted(by_rank)))
+        return None
 
     def _of_steps(self, steps: Sequence[Step], pair: tuple[int, int], ranks: tuple[int, ...]) -> Iterator[Candidate]:
         places: dict[Place, Step] = {}

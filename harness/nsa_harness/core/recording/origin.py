@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from nsa_harness.core.recording.communications import is_point_to_point
 from nsa_harness.core.recording.explanation import OriginKind
-from nsa_harness.core.recording.recording import Execution
+from nsa_harness.core.recording.recording import Execution, Value
 from nsa_harness.core.recording.slicing import Step
 from nsa_harness.core.recording.statements import Statements
 from nsa_harness.core.recording.trace import Trace
@@ -67,7 +67,7 @@ def kind_of(step: Step, traces: Sequence[Trace], pair: tuple[int, int], statemen
     if names_rank(text) and any(other == str(trace.rank) for other in _values(execution)):
         return OriginKind.RANK
     values = dict((*execution.writes, *execution.reads))
-    if step.name in values and values[step.name].type in _NUMBERS:
+    if step.name in values and is_number(values[step.name]):
         return OriginKind.MISSING_REDUCTION
     return OriginKind.UNKNOWN
 
@@ -79,6 +79,10 @@ def _draws_alike(step: Step, traces: Sequence[Trace], pair: tuple[int, int]) -> 
         for number, trace in zip(step.executions, pair, strict=True)
     )
     return bool(first) and first == second
+
+
+def is_number(value: Value) -> bool:
+    return value.type in _NUMBERS
 
 
 def kind_of_text(text: str) -> OriginKind:
