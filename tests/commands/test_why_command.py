@@ -338,6 +338,20 @@ def test_an_interrupted_question_continues_with_the_same_command(
     assert answer()["first"]["path"] == str(Path(run_dir).resolve())
 
 
+def test_programs_read_the_answer_as_the_last_event_and_people_read_stderr(
+    launched: Launched, stored: Callable[..., str], capsys: Any
+) -> None:
+    run_dir = stored(HANG)
+    launched.ends = [HANG]
+    assert run_command_line(["why", run_dir, "--json"]) == 0
+    told = capsys.readouterr()
+    events = [json.loads(line) for line in told.out.splitlines()]
+    schema = jsonschema.Draft202012Validator(json_schema(Document.EVENTS))
+    assert [error.message for event in events for error in schema.iter_errors(event)] == []
+    assert (events[-1]["event"], events[-1]["exit_code"], events[-1]["why"]) == ("done", 0, answer())
+    assert "ANSWER  value computed from rank-local data" in told.err
+
+
 def test_a_dry_run_says_what_would_be_launched(launched: Launched, stored: Callable[..., str], capsys: Any) -> None:
     run_dir = stored(HANG)
     assert run_command_line(["why", run_dir, "--dry-run", "--python", "/usr/bin/python3"]) == 0
