@@ -27,7 +27,7 @@ from nsa_harness.supervisor.storage.safe_directory import BALLAST, SafeDirectory
 # run.
 _ATTEMPT_FILES = (
     "watch.jsonl", "processes.jsonl", "interrupted", "command.txt", "env.json", "sources.json", "profile.txt",
-    "verdict.json", "trace.json",
+    "verdict.json", "trace.json", "explanation.json",
     "dumps/*.json", "dumps/*.txt", "boards/*.json", "boards/*.jsonl", "boards/*.txt", "evidence/*.json", "repro/*",
     "rank*/raised.json", "rank*/flight.json", "rank*/looks.jsonl", "rank*/trouble.jsonl", "rank*/stacks.txt",
     "rank*/values.json",
@@ -51,7 +51,7 @@ def redact_run(run: RunDir) -> None:
         for attempt in run.attempts():
             redact_files(attempt)
             list(_redact([attempt.trace], run.directory, run.redaction))  # written again by each judgement
-        list(_redact([run.events, run.log, run.search_probes], run.directory, run.redaction))
+        list(_redact([run.events, run.log, run.search_probes, run.why], run.directory, run.redaction))
         run.directory.write(run.secrets, run.redaction.to_store())
 
 
