@@ -93,6 +93,8 @@ class ProcessProbe:
         if self._status_file is not None and self._mode == protocol.PROBE_FULL:
             status_file = self._status_file
             self.trouble.attempt("exit hooks", lambda: self._watch_exit(status_file))
+            if hasattr(sys, "monitoring"):
+                self.trouble.attempt("coverage", self._record_coverage)
 
     def on_torch_import(self) -> None:
         """Install the instrumentation if this process is a rank, or wait until it becomes one."""
@@ -124,6 +126,11 @@ class ProcessProbe:
         self._exit_calls = ExitCalls(status_file, self.trouble, evidence)
         self.trouble.attempt("exit calls", self._exit_calls.install)
         self.trouble.attempt("stop signals", StopSignals(status_file, self.trouble).install)
+
+    def _record_coverage(self) -> None:
+        from .coverage import start_coverage
+
+        start_coverage(self._directory, self.trouble)
 
     def _set_up(self) -> None:
         if self._status_file is not None:

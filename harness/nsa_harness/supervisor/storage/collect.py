@@ -80,6 +80,7 @@ _PROBE_FILES = {  # name in the probe directory -> name in the rank's directory
     protocol.RAISED: "raised.json",
     protocol.FLIGHT: "flight.json",
     protocol.HEALTH_SAMPLES: "looks.jsonl",
+    protocol.COVERAGE: "coverage",
     protocol.TROUBLE: "trouble.jsonl",
     protocol.EXPERIMENT: EXPERIMENT_FILE,
 }

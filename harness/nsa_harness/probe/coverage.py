@@ -1,0 +1,196 @@
+"""Records which lines of the program each process executes, in the order of their first execution.
+
+Python 3.12 or later reports them through sys.monitoring. A line costs about a microsecond when a process executes it
+for the first time, and nothing afterwards. Older versions of Python record nothing.
+"""
+
+from __future__ import annotations
+
+import _thread
+import mmap
+import os
+import sys
+import time
+
+from .. import protocol
+from .places import is_installed
+
+# Importing typing takes longer than importing everything else here, so only type checkers load it.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from .patches import TroubleLog
+
+PIECE = "coverage"
+TOOLS = (3, 4)  # tool numbers of sys.monitoring that Python does not reserve for a purpose; the probe uses two
+PATH_LIMIT = 1000  # characters of a path that are stored, from its end
+NAME_LIMIT = 100
+
+_HARNESS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_monotonic_ns = time.monotonic_ns
+_pack_line = protocol.COVERAGE_LINE_BODY.pack
+_pack_length = protocol.COVERAGE_LENGTH.pack_into
+
+
+class CoverageFull(Exception):
+    """The coverage file has no room for a further line."""
+
+
+class CoverageFile:
+    """The coverage file of one process."""
+
+    def __init__(self, path: str) -> None:
+        """Create the file with mode 0600. Raise OSError if that fails."""
+        self._memory = _new_file(path)
+        self._at = protocol.COVERAGE_HEADER.size
+        self._files: dict[str, int] = {}
+        self._lines: set[tuple[int, int]] = set()
+        self._threads = 0
+        self._caller = _ThreadNumber()
+        self._lock = _thread.allocate_lock()
+
+    def add_line(self, file: str, line: int) -> None:
+        """Add a line that the calling thread executes. Raise CoverageFull if the file has no room for the line."""
+        with self._lock:
+            number = self._files.get(file)
+            if number is None:
+                self._append(_text(protocol.COVERAGE_FILE, os.path.abspath(file)[-PATH_LIMIT:]))
+                number = self._files[file] = len(self._files)
+            # A line is reported again if several functions have it, or if another tool restarts all events.
+            if (number, line) in self._lines:
+                return
+            self._lines.add((number, line))
+            thread = self._caller.number
+            if thread is None:
+                self._append(_text(protocol.COVERAGE_THREAD, _thread_name()[:NAME_LIMIT]))
+                thread = self._caller.number = self._threads
+                self._threads += 1
+            self._append(_pack_line(protocol.COVERAGE_LINE, thread, number, line, _monotonic_ns()))
+
+    def _append(self, body: bytes) -> None:
+        start = self._at + protocol.COVERAGE_LENGTH.size
+        if start + len(body) > protocol.COVERAGE_SIZE - protocol.COVERAGE_LENGTH.size:
+            protocol.COVERAGE_FULL.pack_into(self._memory, protocol.COVERAGE_FULL_AT, 1)
+            raise CoverageFull(f"the program executed more lines than fit into {protocol.COVERAGE_SIZE} bytes")
+        self._memory[start : start + len(body)] = body
+        _pack_length(self._memory, self._at, len(body))
+        self._at = start + len(body)
+
+
+class _ThreadNumber(_thread._local):
+    """The calling thread's number in the coverage file, or None before its first line."""
+
+    number: int | None = None
+
+
+def _text(kind: int, text: str) -> bytes:
+    return bytes((kind,)) + text.encode("utf-8", "replace")
+
+
+def _thread_name() -> str:
+    """Return the name of the calling thread without running code of the program, or "" if it is unknown."""
+    threads = vars(sys.modules["threading"])["_active"] if "threading" in sys.modules else {}
+    thread = threads.get(_thread.get_ident())
+    if thread is None:
+        return "" if threads else "MainThread"
+    name = object.__getattribute__(thread, "__dict__").get("_name")
+    return name if type(name) is str else ""
+
+
+def _new_file(path: str) -> mmap.mmap:
+    """Create the file with its header and map it into memory.
+
+    The disk blocks are allocated first, because a write through a mapping to a full tmpfs kills a process with SIGBUS.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        os.posix_fallocate(descriptor, 0, protocol.COVERAGE_SIZE)
+        memory = mmap.mmap(descriptor, protocol.COVERAGE_SIZE)
+    except OSError:
+        os.unlink(path)
+        raise
+    finally:
+        os.close(descriptor)
+    protocol.COVERAGE_HEADER.pack_into(memory, 0, protocol.COVERAGE_MAGIC, protocol.COVERAGE_LAYOUT, 0, _monotonic_ns())
+    return memory
+
+
+class Coverage:
+    """A monitor that adds each line of the program to the coverage file when it is executed for the first time.
+
+    Every function that starts is reported once. If it belongs to the program, its lines are reported from then on, each
+    once. Reporting all lines from the beginning would take far longer, because most lines belong to libraries.
+    """
+
+    def __init__(self, monitoring: Any, tool: int, directory: str, trouble: TroubleLog) -> None:
+        self._monitoring = monitoring
+        self._tool = tool
+        self._disable = monitoring.DISABLE
+        self._trouble = trouble
+        self._file = CoverageFile(os.path.join(directory, protocol.COVERAGE.format(pid=os.getpid())))
+        self._is_on = True
+
+    def start(self) -> None:
+        """Begin to record. The functions that the calling thread is executing are included."""
+        monitoring, events = self._monitoring, self._monitoring.events
+        monitoring.register_callback(self._tool, events.PY_START, self._on_start)
+        monitoring.register_callback(self._tool, events.LINE, self._on_line)
+        frame: Any = sys._getframe(1)
+        while frame is not None:
+            if is_program(frame.f_code.co_filename):
+                monitoring.set_local_events(self._tool, frame.f_code, events.LINE)
+            frame = frame.f_back
+        monitoring.set_events(self._tool, events.PY_START)
+        os.register_at_fork(after_in_child=self._stop)
+
+    def _on_start(self, code: Any, _offset: int) -> Any:
+        try:
+            if self._is_on and is_program(code.co_filename):
+                self._monitoring.set_local_events(self._tool, code, self._monitoring.events.LINE)
+        except Exception as failure:
+            self._give_up(failure)
+        return self._disable
+
+    def _on_line(self, code: Any, line: int) -> Any:
+        try:
+            if self._is_on:
+                self._file.add_line(code.co_filename, line)
+        except Exception as failure:
+            self._give_up(failure)
+        return self._disable
+
+    def _stop(self) -> None:
+        """Stop in a forked child, such as a data loader worker, which would write to its parent's file."""
+        self._is_on = False
+
+    def _give_up(self, failure: Exception) -> None:
+        self._is_on = False
+        self._trouble.note(PIECE, failure)
+        self._monitoring.set_events(self._tool, 0)
+
+
+def is_program(file: str) -> bool:
+    """Return whether a file belongs to the program, rather than to Python, torch, an installed package or the
+    harness.
+    """
+    if file.startswith(("<", _HARNESS)) or is_installed(file):
+        return False
+    torch = getattr(sys.modules.get("torch"), "__file__", None)
+    return not (torch and file.startswith(os.path.dirname(torch) + os.sep))
+
+
+def start_coverage(directory: str, trouble: TroubleLog) -> None:
+    """Record the lines that this process executes, if its Python has sys.monitoring.
+
+    Raise RuntimeError if debuggers or other tools use both tool numbers.
+    """
+    monitoring: Any = getattr(sys, "monitoring", None)
+    if monitoring is None or os.environ.get(protocol.ENV_COVERAGE) == "off":
+        return
+    tool = next((tool for tool in TOOLS if monitoring.get_tool(tool) is None), None)
+    if tool is None:
+        names = " and ".join(str(monitoring.get_tool(tool)) for tool in TOOLS)
+        raise RuntimeError(f"{names} use the tools {TOOLS[0]} and {TOOLS[1]} of sys.monitoring")
+    monitoring.use_tool_id(tool, "nsa-harness coverage")
+    Coverage(monitoring, tool, directory, trouble).start()
