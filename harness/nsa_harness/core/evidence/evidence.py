@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from nsa_harness.core.evidence.coverage import Coverage
 from nsa_harness.core.evidence.gradients import BucketOrder, OrderDifference, RankTraces
 from nsa_harness.core.evidence.health_samples import HealthSamples, PrintedMessage
 from nsa_harness.core.evidence.host import Gpu, HostMemory, MemoryAtEvent, NcclInfo, Process, SentSignal
@@ -462,6 +463,7 @@ class RankEvidence:
     died_in_native_thread: bool = False  # a thread without Python, such as gloo's, raised the fatal signal
     last_line: str = ""  # the last line of its log, for a job that was not watched
     has_log: bool = False  # torchrun made a log file for the rank, so it started the rank
+    coverage: Coverage | None = None  # the lines that it executed; None = unknown, such as on a Python before 3.12
 
 
 @stored_as(no_progress_s="quiet_s")

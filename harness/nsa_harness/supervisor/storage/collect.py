@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 from nsa_harness import protocol
 from nsa_harness.core.collectives.reasons import ledger_lines
+from nsa_harness.core.evidence.coverage import Coverage, read_coverage
 from nsa_harness.core.evidence.evidence import (
     EarlierError,
     Evidence,
@@ -398,6 +399,7 @@ class _EvidenceCollector:
             health=self._health_samples(rank_dir, rank),
             exit_messages=read_exit_messages(errors),
             background_failures=read_background_failures(errors, exception),
+            coverage=self._coverage(rank_dir, rank),
         )
 
     def _memory(self, rank: int, heartbeats: Sequence[dict[str, Any]]) -> Iterator[MemoryAtEvent]:
@@ -436,6 +438,12 @@ class _EvidenceCollector:
         paths = (rank_dir / "flight.json", self.attempt.probe_files / protocol.NCCL_DUMP.format(rank=rank))
         path = next((path for path in paths if self.directory.exists(path)), None)
         return None if path is None else self._read(path, parse_dump, rank)
+
+    def _coverage(self, rank_dir: Path, rank: int) -> Coverage | None:
+        path = rank_dir / "coverage"
+        if not self.directory.exists(path):
+            return None
+        return self._read(path, lambda raw: read_coverage(raw, self.journals.origin_ns), rank)
 
     def _health_samples(self, rank_dir: Path, rank: int) -> HealthSamples | None:
         try:

@@ -1,0 +1,81 @@
+"""Read the coverage file of a process: the lines of the program that it executed, in order of first execution."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from nsa_harness import protocol
+
+_NS = 1_000_000_000
+_MAX_TEXT = 1000  # characters of a path
+
+
+@dataclass(frozen=True, kw_only=True)
+class CoveredLine:
+    """A line of the program, when a process executed it for the first time."""
+
+    file: str
+    line: int
+    thread: int  # index in Coverage.threads
+    at_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Coverage:
+    """The lines of the program that a process executed, in the order of their first execution."""
+
+    files: tuple[str, ...]
+    threads: tuple[str, ...]  # names of the threads, in the order of their first line; "" if unknown
+    # For each line: index of its file, its number, index of the first thread that executed it, and the time.
+    entries: tuple[tuple[int, int, int, float], ...]
+    is_complete: bool = True  # False: the file was full or damaged, or lines that all ranks executed are left out
+
+    def lines(self) -> Iterator[CoveredLine]:
+        for file, line, thread, at_s in self.entries:
+            if 0 <= file < len(self.files):
+                yield CoveredLine(file=self.files[file], line=line, thread=thread, at_s=at_s)
+
+
+def read_coverage(data: bytes, launched_ns: int) -> Coverage:
+    """Return the content of a coverage file. Raise ValueError if `data` is not a coverage file or is damaged.
+
+    Times are in seconds since `launched_ns`. A process may be writing the file, so a record that is not complete yet
+    ends the file.
+    """
+    header = protocol.COVERAGE_HEADER
+    if len(data) < header.size:
+        raise ValueError("no coverage file: it is too short")
+    magic, layout, is_full, _created_ns = header.unpack_from(data)
+    if magic != protocol.COVERAGE_MAGIC or layout != protocol.COVERAGE_LAYOUT:
+        raise ValueError("no coverage file of this version")
+    files: list[str] = []
+    threads: list[str] = []
+    entries = []
+    for body in _bodies(data, header.size):
+        if body[0] == protocol.COVERAGE_FILE:
+            files.append(body[1:].decode("utf-8", "replace")[-_MAX_TEXT:])
+        elif body[0] == protocol.COVERAGE_THREAD:
+            threads.append(body[1:].decode("utf-8", "replace")[:_MAX_TEXT])
+        elif body[0] == protocol.COVERAGE_LINE and len(body) == protocol.COVERAGE_LINE_BODY.size:
+            _, thread, file, line, at_ns = protocol.COVERAGE_LINE_BODY.unpack(body)
+            if file >= len(files) or thread >= len(threads):
+                raise ValueError("the coverage file is damaged: a line has no file or no thread")
+            entries.append((file, line, thread, round((at_ns - launched_ns) / _NS, 4)))
+        else:
+            raise ValueError(f"the coverage file is damaged: it has a record of kind {body[0]}")
+    return Coverage(files=tuple(files), threads=tuple(threads), entries=tuple(entries), is_complete=not is_full)
+
+
+def _bodies(data: bytes, at: int) -> Iterator[bytes]:
+    """Yield the body of each record from offset `at` on."""
+    length = protocol.COVERAGE_LENGTH
+    while at + length.size <= len(data):
+        (size,) = length.unpack_from(data, at)
+        at += length.size
+        if not size:
+            return
+        if at + size > len(data):
+            raise ValueError("the coverage file is damaged: its last record is incomplete")
+        yield data[at : at + size]
+        at += size
