@@ -71,7 +71,8 @@ class DeviceEvents:
 
     def record_if_requested(self, *_: Any) -> None:
         """Record a CUDA event if the heartbeat thread has requested one."""
-        if not self._requested or self._is_compiling():
+        # The compiler is asked first: torch.compile would compile again whenever `_requested` changes.
+        if self._is_compiling() or not self._requested:
             return
         self._requested = False
         try:
