@@ -113,6 +113,12 @@ def last_common_call(status_files: Mapping[int, StatusFile]) -> Call | None:
     return max(common_calls, key=lambda call: (call.step, call.number), default=None)
 
 
+def shared_calls_s(status_file: StatusFile) -> tuple[float, ...]:
+    """Return the times at which the rank finished a collective."""
+    calls = (call for calls in _ledger(status_file).values() for call in calls)
+    return tuple(sorted(call.left_s for call in calls if call.left_s is not None))
+
+
 def ledger_lines(status_file: StatusFile) -> Iterator[str]:
     """Yield the lines of a text table that lists a rank's calls, oldest first."""
     yield "number  step  position  entered_s     left_s  elements  call"

@@ -16,7 +16,7 @@ from nsa_harness.core.collectives.alignment import (
     differences,
     groups_of,
 )
-from nsa_harness.core.collectives.reasons import StepDifference, first_step_of_difference
+from nsa_harness.core.collectives.reasons import StepDifference, first_step_of_difference, shared_calls_s
 from nsa_harness.core.collectives.timeline import (
     UNKNOWN_GROUP,
     Event,
@@ -39,6 +39,7 @@ from nsa_harness.core.evidence.evidence import (
 from nsa_harness.core.evidence.flight import missing_numbers
 from nsa_harness.core.evidence.stacks import is_library, training_stack, user_frame
 from nsa_harness.core.outcome.wording import Meshes
+from nsa_harness.core.recording.first_executions import OwnRun, own_runs
 from nsa_harness.core.report import Facts, Place, Status
 from nsa_harness.core.source_code.program_source import ProgramSource
 from nsa_harness.core.verdict.group_waits import job_backend
@@ -168,6 +169,22 @@ class DiagnosisContext:
     def cycle(self) -> tuple[Link, ...]:
         """A cycle of ranks that wait for each other in different process groups, or an empty tuple if there is none."""
         return cycle(self.timelines, self._groups)
+
+    @cached_property
+    def own_runs(self) -> tuple[OwnRun, ...]:
+        """The statements that only some ranks executed, in the order of their first execution.
+
+        The tuple is empty if not all ranks recorded their coverage, as on a Python before 3.12.
+        """
+        coverages = {rank.rank: rank.coverage for rank in self.evidence.ranks if rank.coverage is not None}
+        if len(coverages) < max(2, len(self.evidence.ranks)):
+            return ()
+        return own_runs(coverages, self.program, self.shared_calls_s)
+
+    @cached_property
+    def shared_calls_s(self) -> dict[int, tuple[float, ...]]:
+        """A dict from each rank to the times at which it finished a collective, as far as they are recorded."""
+        return {rank: shared_calls_s(status_file) for rank, status_file in self.status_files.items()}
 
     @cached_property
     def backend(self) -> str:

@@ -8,6 +8,7 @@ from nsa_harness.core.collectives.divergence import divergence
 from nsa_harness.core.diagnosis.caveats import with_caveat, with_reason
 from nsa_harness.core.diagnosis.context import DiagnosisContext, meshes, step_in_progress
 from nsa_harness.core.diagnosis.explanation import Explanation, Rule
+from nsa_harness.core.diagnosis.parting import with_parting
 from nsa_harness.core.diagnosis.rules import CAUSES, NOTED, RULES, RulePhase
 from nsa_harness.core.evidence.evidence import Evidence
 from nsa_harness.core.outcome.wording import Meshes
@@ -44,7 +45,8 @@ def diagnose(evidence: Evidence, judgement: Judgement, own_rules: tuple[Rule, ..
     side_findings = [
         explanation for phase in NOTED for rule in rules[phase] if (explanation := rule(context)) is not None
     ]
-    main_finding = [_with_proof(context, with_reason(with_caveat(context, first), side_findings))] if first else []
+    first = with_parting(context, with_caveat(context, first)) if first else None
+    main_finding = [_with_proof(context, with_reason(first, side_findings))] if first else []
     culprit = _culprit(context, first)
     # If no rank made a different call, the report shows the rank that was late.
     differences = [context.difference, *context.differences] if first else []

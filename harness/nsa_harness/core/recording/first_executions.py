@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from nsa_harness.core.evidence.coverage import Coverage, CoveredLine
 from nsa_harness.core.report import Place
 from nsa_harness.core.source_code.excerpt import Excerpt, LoopNode
-from nsa_harness.core.source_code.program_source import MAX_CALLS, ProgramSource
+from nsa_harness.core.source_code.program_source import ProgramSource
 
 _Key = tuple[str, int]  # file, and first line of a statement
 _JUMPS = (ast.Break, ast.Continue, ast.Return, ast.Raise)
@@ -28,8 +28,9 @@ class OwnRun:
     at_s: float  # when `rank` executed the first of them
     is_main_thread: bool
     statements: tuple[Place, ...]
-    branch: Place | None  # the statement that all ranks reached and that led here; None = unknown
-    before: Place | None  # the statement that the thread executed for the first time before these
+    branch: Place | None  # the statement that decided that this rank came here; None = unknown
+    is_loop: bool  # `branch` is a loop, which this rank left and the others did not
+    is_detour: bool  # it begins with an exception handler, or leaves `branch` by a jump: what comes next differs too
 
     @property
     def entry(self) -> Place:
@@ -41,11 +42,9 @@ def own_runs(
 ) -> tuple[OwnRun, ...]:
     """Return the runs of statements that only some ranks executed, in the order in which they began.
 
-    `coverages`: the coverage of each rank. `shared_s`: for each rank, the times at which it finished a collective; a
-    run ends there, because ranks that communicate are together again.
+    `coverages`: the coverage of each rank. `shared_s`: for each rank, the times at which it finished a collective. A
+    run ends there, because the ranks are together again.
     """
-    if len(coverages) < 2:
-        return ()
     reader = _Reader(program)
     keyed = {
         rank: [(line, reader.key(line)) for line in coverage.lines()] for rank, coverage in sorted(coverages.items())
@@ -54,11 +53,24 @@ def own_runs(
     for rank, lines in keyed.items():
         for _, key in lines:
             ranks_of.setdefault(key, set()).add(rank)
-    runs = [
-        _run(rank, lines, before, ranks_of, reader, main_thread=coverages[rank].threads[lines[0][0].thread])
-        for rank, keyed_lines in keyed.items()
-        for lines, before in _sequences(keyed_lines, ranks_of, len(coverages), shared_s.get(rank, ()))
-    ]
+    runs = []
+    for rank, lines in keyed.items():
+        for sequence, before in _sequences(lines, ranks_of, shared_s.get(rank, ()), len(coverages)):
+            first, entry = sequence[0]
+            branch = reader.branch(entry, ranks_of) or (reader.jump_branch(before) if before else None)
+            is_handler = isinstance(reader.node(entry), ast.ExceptHandler)
+            runs.append(
+                OwnRun(
+                    rank=rank,
+                    ranks=tuple(sorted(ranks_of[entry])),
+                    at_s=first.at_s,
+                    is_main_thread=coverages[rank].threads[first.thread] == "MainThread",
+                    statements=tuple(reader.place(key) for key in dict.fromkeys(key for _, key in sequence)),
+                    branch=reader.place(branch) if branch else None,
+                    is_loop=branch is not None and isinstance(reader.node(branch), LoopNode),
+                    is_detour=is_handler or any(reader.leaves(branch, key) for _, key in sequence),
+                )
+            )
     return tuple(sorted(runs, key=lambda run: run.at_s))
 
 
@@ -66,54 +78,29 @@ _KeyedLine = tuple[CoveredLine, _Key]
 
 
 def _sequences(
-    lines: Sequence[_KeyedLine], ranks_of: Mapping[_Key, set[int]], rank_count: int, shared_s: Sequence[float]
-) -> Iterator[tuple[list[_KeyedLine], CoveredLine | None]]:
-    """Yield each sequence of lines that only some ranks executed, and the line of its thread before it."""
+    lines: Sequence[_KeyedLine], ranks_of: Mapping[_Key, set[int]], shared_s: Sequence[float], rank_count: int
+) -> Iterator[tuple[list[_KeyedLine], _Key | None]]:
+    """Yield each sequence of lines that only some ranks executed, and the statement that led there.
+
+    This is the statement that the thread executed for the first time just before, or None if it finished a collective
+    in between.
+    """
     for thread in dict.fromkeys(line.thread for line, _ in lines):
         sequence: list[_KeyedLine] = []
-        before: CoveredLine | None = None
+        before: _Key | None = None
         last: _KeyedLine | None = None
-        for line, key in ((line, key) for line, key in lines if line.thread == thread):
-            is_own = len(ranks_of[key]) < rank_count
-            continues = (
-                is_own
-                and sequence
-                and last is not None
-                and ranks_of[sequence[-1][1]] == ranks_of[key]
-                and not any(last[0].at_s < at_s < line.at_s for at_s in shared_s)
-            )
-            if sequence and not continues:
+        for line, key in (entry for entry in lines if entry[0].thread == thread):
+            is_together = last is None or any(last[0].at_s < at_s < line.at_s for at_s in shared_s)
+            if sequence and (is_together or ranks_of[sequence[-1][1]] != ranks_of[key]):
                 yield sequence, before
                 sequence = []
-            if is_own:
+            if len(ranks_of[key]) < rank_count:
                 if not sequence:
-                    before = last[0] if last else None
+                    before = None if is_together or last is None else last[1]
                 sequence.append((line, key))
             last = line, key
         if sequence:
             yield sequence, before
-
-
-def _run(
-    rank: int,
-    lines: Sequence[_KeyedLine],
-    before: CoveredLine | None,
-    ranks_of: Mapping[_Key, set[int]],
-    reader: _Reader,
-    *,
-    main_thread: str,
-) -> OwnRun:
-    keys = tuple(dict.fromkeys(key for _, key in lines))
-    before_key = reader.key(before) if before else None
-    return OwnRun(
-        rank=rank,
-        ranks=tuple(sorted(ranks_of[keys[0]])),
-        at_s=lines[0][0].at_s,
-        is_main_thread=main_thread == "MainThread",
-        statements=tuple(reader.place(key) for key in keys),
-        branch=reader.branch(keys[0], ranks_of),
-        before=reader.place(before_key) if before_key else None,
-    )
 
 
 class _Reader:
@@ -138,28 +125,43 @@ class _Reader:
         excerpt = self._program.excerpt_at(*key)
         return Place(file=key[0], line=key[1], function=excerpt.name if excerpt else None)
 
-    def branch(self, key: _Key, ranks_of: Mapping[_Key, set[int]]) -> Place | None:
+    def node(self, key: _Key) -> _Node | None:
+        """Return the statement `key`, or None if its source is not stored."""
+        statements = self._statements(*key)
+        return statements.innermost(key[1]) if statements else None
+
+    def leaves(self, branch: _Key | None, key: _Key) -> bool:
+        """Return whether the statement `key` is a jump in the block of `branch`."""
+        statements = self._statements(*branch) if branch else None
+        if branch is None or statements is None or statements is not self._statements(*key):
+            return False
+        node, holder = statements.innermost(key[1]), statements.innermost(branch[1])
+        return isinstance(node, _JUMPS) and holder is not None and statements.is_in(node, holder)
+
+    def branch(self, key: _Key, ranks_of: Mapping[_Key, set[int]]) -> _Key | None:
         """Return the statement that all ranks reached and that decides whether the statement `key` runs.
 
-        Return None if there is none: the other ranks may only have stopped before the statement.
+        Return None if there is none, because the other ranks may only have stopped before the statement `key`.
         """
         everyone = set().union(*ranks_of.values())
-        for _ in range(MAX_CALLS):
-            statements = self._statements(*key)
-            node = statements.innermost(key[1]) if statements else None
-            if statements is None or node is None:
-                return None
-            runners = {other: ranks_of.get((key[0], statements.line_of(other)), set()) for other in statements.nodes}
-            deciding, is_first = statements.deciding(node, runners, everyone)
-            if deciding is not None or not is_first:
-                return self.place((key[0], statements.line_of(deciding))) if deciding else None
-            callers = self._callers(statements.excerpt, ranks_of[key], ranks_of)
-            if len(callers) != 1:
-                return None
-            (key,) = callers
-            if ranks_of[key] == everyone:
-                return self.place(key)
-        return None
+        statements = self._statements(*key)
+        node = statements.innermost(key[1]) if statements else None
+        if statements is None or node is None:
+            return None
+        runners = {other: ranks_of.get((key[0], statements.line_of(other)), set()) for other in statements.nodes}
+        deciding, is_first = statements.deciding(node, runners, everyone)
+        if deciding is not None:
+            return key[0], statements.line_of(deciding)
+        callers = self._callers(statements.excerpt, ranks_of[key], ranks_of) if is_first else set()
+        caller = callers.pop() if len(callers) == 1 else None
+        return caller if caller and ranks_of[caller] == everyone else None
+
+    def jump_branch(self, key: _Key) -> _Key | None:
+        """Return the branch around the statement `key` if this statement leaves a loop or function, otherwise None."""
+        statements = self._statements(*key)
+        node = statements.innermost(key[1]) if statements else None
+        branch = statements.branch_around(node) if statements and isinstance(node, _JUMPS) else None
+        return (key[0], statements.line_of(branch)) if statements and branch else None
 
     def _callers(self, callee: Excerpt, ranks: set[int], ranks_of: Mapping[_Key, set[int]]) -> set[_Key]:
         """Return the statements of the program that call a function of this name and that `ranks` executed."""
@@ -173,6 +175,7 @@ class _Reader:
 
 
 _Node = ast.stmt | ast.ExceptHandler
+_Branch = ast.If | ast.ExceptHandler | LoopNode | ast.Match
 
 
 class _Statements:
@@ -187,17 +190,17 @@ class _Statements:
 
     def _add(self, holder: ast.AST, parent: _Node | None) -> None:
         for name in ("body", "orelse", "finalbody", "handlers", "cases"):
-            block = [node for node in getattr(holder, name, ()) if isinstance(node, ast.AST)]
+            children = getattr(holder, name, ())
+            for case in (child for child in children if isinstance(child, ast.match_case)):
+                self._add(case, parent)
+            block = [child for child in children if isinstance(child, _Node)]
             for node in block:
-                if isinstance(node, ast.match_case):
-                    self._add(node, parent)
-                elif isinstance(node, _Node):
-                    if parent is not None:
-                        self._parents[node] = parent
-                    if name != "handlers":
-                        self._blocks[node] = block
-                    self.nodes.append(node)
-                    self._add(node, node)
+                if parent is not None:
+                    self._parents[node] = parent
+                if name != "handlers":
+                    self._blocks[node] = block
+                self.nodes.append(node)
+                self._add(node, node)
 
     def innermost(self, line: int) -> _Node | None:
         at = line + 1 - self.excerpt.first
@@ -209,6 +212,8 @@ class _Statements:
 
         `runners` has the ranks that executed each statement of the function.
         """
+        if isinstance(node, ast.ExceptHandler):
+            return node, False
         while True:
             for sibling in reversed(self._before(node)):
                 if runners[sibling] == everyone:
@@ -216,24 +221,26 @@ class _Statements:
             parent = self._parents.get(node)
             if parent is None:
                 return None, True
-            if isinstance(parent, ast.ExceptHandler) or (
-                isinstance(parent, ast.If | LoopNode | ast.Match) and runners[parent] == everyone
-            ):
+            if isinstance(parent, ast.ExceptHandler) or (isinstance(parent, _Branch) and runners[parent] == everyone):
                 return parent, False
             node = parent
 
     def _left_through(self, statement: _Node, runners: Mapping[_Node, set[int]], ranks: set[int]) -> _Node | None:
         """Return the branch in `statement` through which the other ranks left the block, or None if there is none."""
-        jumps = [node for node in self.nodes if isinstance(node, _JUMPS) and self._is_in(node, statement)]
+        jumps = [node for node in self.nodes if isinstance(node, _JUMPS) and self.is_in(node, statement)]
         taken = [jump for jump in jumps if runners[jump] - ranks]
-        for jump in taken:
-            parent = self._parents.get(jump)
-            while parent is not None and not isinstance(parent, ast.If | ast.ExceptHandler | LoopNode | ast.Match):
-                parent = self._parents.get(parent)
-            return parent
+        if taken:
+            return self.branch_around(taken[0])
         return statement if isinstance(statement, LoopNode) else None
 
-    def _is_in(self, node: _Node, holder: _Node) -> bool:
+    def branch_around(self, node: _Node) -> _Node | None:
+        """Return the innermost branch, handler or loop that contains `node`, or None if there is none."""
+        parent = self._parents.get(node)
+        while parent is not None and not isinstance(parent, _Branch):
+            parent = self._parents.get(parent)
+        return parent
+
+    def is_in(self, node: _Node, holder: _Node) -> bool:
         parent = self._parents.get(node)
         while parent is not None and parent is not holder:
             parent = self._parents.get(parent)

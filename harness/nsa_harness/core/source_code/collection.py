@@ -78,10 +78,20 @@ def frameworks(evidence: Evidence) -> set[str]:
 def program_lines(evidence: Evidence) -> dict[str, set[int]]:
     """Return, for each file of the user's program, the line numbers that the evidence mentions."""
     lines: dict[str, set[int]] = {}
-    for file, line in _places(evidence):
+    for file, line in (*_places(evidence), *lines_of_some_ranks(evidence)):
         if file.startswith("/") and not is_library(file):
             lines.setdefault(file, set()).add(line)
     return lines
+
+
+def lines_of_some_ranks(evidence: Evidence) -> set[tuple[str, int]]:
+    """Return the lines that some ranks executed and others did not, if the ranks recorded their coverage."""
+    executed = [
+        {(line.file, line.line) for line in rank.coverage.lines()}
+        for rank in evidence.ranks
+        if rank.coverage is not None
+    ]
+    return {line for lines in executed for line in lines if not all(line in others for others in executed)}
 
 
 def _places(value: object) -> Iterator[tuple[str, int]]:
