@@ -16,7 +16,7 @@ from nsa_harness.core.diagnosis.explanation import Explanation, OpenQuestion, js
 from nsa_harness.core.diagnosis.stall_note import StalledRanks, StallNote
 from nsa_harness.core.outcome.wording import Meshes, located_rank, shorten
 from nsa_harness.core.report import Finding, Outcome, Place, Trouble
-from nsa_harness.texts.causes import LEFT_OPEN, remedy, sections, text_of
+from nsa_harness.texts.causes import LEFT_OPEN, SHARED, remedy, sections, text_of
 from nsa_harness.texts.templates import render_template
 from nsa_harness.texts.words import duration, ranks, verb_for, whole_place_name
 
@@ -125,7 +125,9 @@ def _in_words(explanation: Explanation, diagnosis: Diagnosis, trouble: list[Trou
 
 
 def _claim(explanation: Explanation, trouble: list[Trouble]) -> str:
-    claim = _render(explanation.cause.value, "claim", _facts_of(explanation), trouble)
+    facts = _facts_of(explanation)
+    claim = _render(explanation.cause.value, "claim", facts, trouble)
+    claim += _render(SHARED, "parting", facts, trouble) if "parting" in facts else ""
     reason = explanation.reason
     return f"{claim}; {text_of(reason.value, 'as_reason')} ({reason.value})" if reason else claim
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterator, Sequence, Set
+from dataclasses import dataclass, replace
 
 from nsa_harness import protocol
 
@@ -33,8 +34,25 @@ class Coverage:
 
     def lines(self) -> Iterator[CoveredLine]:
         for file, line, thread, at_s in self.entries:
-            if 0 <= file < len(self.files):
+            if 0 <= file < len(self.files) and 0 <= thread < len(self.threads):
                 yield CoveredLine(file=self.files[file], line=line, thread=thread, at_s=at_s)
+
+    def only_files(self, files: Set[str]) -> Coverage:
+        """Return the coverage of these files only."""
+        kept = tuple(entry for entry in self.entries if self.files[entry[0]] in files)
+        return replace(self, entries=kept, is_complete=False)
+
+
+def files_of_some_ranks(coverages: Sequence[Coverage]) -> frozenset[str]:
+    """Return the files in which some ranks executed lines that other ranks did not."""
+    return frozenset(file for file, _ in lines_of_some_ranks(coverages))
+
+
+def lines_of_some_ranks(coverages: Sequence[Coverage]) -> set[tuple[str, int]]:
+    """Return the lines, each as its file and number, that some ranks executed and others did not."""
+    executed = ({(line.file, line.line) for line in coverage.lines()} for coverage in coverages)
+    counts = Counter(line for lines in executed for line in lines)
+    return {line for line, count in counts.items() if count < len(coverages)}
 
 
 def read_coverage(data: bytes, launched_ns: int) -> Coverage:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
+from nsa_harness.core.evidence.coverage import files_of_some_ranks
 from nsa_harness.core.evidence.evidence import (
     CREATIONS,
     ENTRANCE,
@@ -28,6 +29,8 @@ from nsa_harness.core.evidence.stacks import is_library, is_poller, training_sta
 from nsa_harness.core.report import Trouble
 
 MAX_RANK_BYTES = 64 << 10  # size limit of a node's evidence, per rank
+COVERAGE_LINES = 1500  # per rank
+COVERAGE_BYTES = 32 << 10  # added to the size limit per rank with coverage
 _RECENT_CALLS = 16  # in a snapshot's status file
 _IO_SYSCALLS = ("read", "write", "recvfrom", "recvmsg", "sendto", "sendmsg", "connect", "fsync", "flock", "wait4")
 
@@ -77,6 +80,25 @@ def with_history(evidence: Evidence, calls: int) -> Evidence:
         for rank in evidence.ranks
     )
     return replace(evidence, ranks=tuple(ranks))
+
+
+def with_short_coverage(evidence: Evidence) -> Evidence:
+    """Return the evidence with at most `COVERAGE_LINES` lines in the coverage of each rank.
+
+    If a rank has more, the files that all ranks executed alike are left out, and then the coverage of all ranks.
+    """
+    coverages = [rank.coverage for rank in evidence.ranks if rank.coverage is not None]
+    if all(len(coverage.entries) <= COVERAGE_LINES for coverage in coverages):
+        return evidence
+    files = files_of_some_ranks(coverages)
+    shorter = [rank.coverage and rank.coverage.only_files(files) for rank in evidence.ranks]
+    trouble = evidence.trouble
+    if any(coverage is not None and len(coverage.entries) > COVERAGE_LINES for coverage in shorter):
+        shorter = [None] * len(shorter)
+        why = f"the ranks executed more than {COVERAGE_LINES} lines, and differed in too many files"
+        trouble = (*trouble, Trouble(what="coverage", why=why))
+    ranks = (replace(rank, coverage=coverage) for rank, coverage in zip(evidence.ranks, shorter, strict=True))
+    return replace(evidence, ranks=tuple(ranks), trouble=trouble)
 
 
 def _whole_steps(calls: tuple[Call, ...], most: int) -> tuple[Call, ...]:

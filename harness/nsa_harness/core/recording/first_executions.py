@@ -45,19 +45,20 @@ def own_runs(
     `coverages`: the coverage of each rank. `shared_s`: for each rank, the times at which it finished a collective. A
     run ends there, because the ranks are together again.
     """
-    reader = _Reader(program)
+    reader = _Reader(program, set(coverages))
     keyed = {
-        rank: [(line, reader.key(line)) for line in coverage.lines()] for rank, coverage in sorted(coverages.items())
+        rank: [(line, reader.key(line.file, line.line)) for line in coverage.lines()]
+        for rank, coverage in sorted(coverages.items())
     }
-    ranks_of: dict[_Key, set[int]] = {}
     for rank, lines in keyed.items():
         for _, key in lines:
-            ranks_of.setdefault(key, set()).add(rank)
+            reader.ranks_of.setdefault(key, set()).add(rank)
+    ranks_of = reader.ranks_of
     runs = []
     for rank, lines in keyed.items():
         for sequence, before in _sequences(lines, ranks_of, shared_s.get(rank, ()), len(coverages)):
             first, entry = sequence[0]
-            branch = reader.branch(entry, ranks_of) or (reader.jump_branch(before) if before else None)
+            branch = reader.branch(entry) or (reader.jump_branch(before) if before else None)
             is_handler = isinstance(reader.node(entry), ast.ExceptHandler)
             runs.append(
                 OwnRun(
@@ -106,20 +107,28 @@ def _sequences(
 class _Reader:
     """Maps lines to statements, and statements to the branches that lead to them."""
 
-    def __init__(self, program: ProgramSource) -> None:
+    def __init__(self, program: ProgramSource, everyone: set[int]) -> None:
         self._program = program
+        self._everyone = everyone
+        self.ranks_of: dict[_Key, set[int]] = {}  # the ranks that executed a statement
         self._functions: dict[int, _Statements] = {}
+        self._keys: dict[_Key, _Key] = {}
 
     def _statements(self, file: str, line: int) -> _Statements | None:
         excerpt = self._program.excerpt_at(file, line)
         if excerpt is None:
             return None
-        return self._functions.setdefault(id(excerpt), _Statements(excerpt))
+        if id(excerpt) not in self._functions:
+            self._functions[id(excerpt)] = _Statements(excerpt)
+        return self._functions[id(excerpt)]
 
-    def key(self, line: CoveredLine) -> _Key:
-        statements = self._statements(line.file, line.line)
-        node = statements.innermost(line.line) if statements else None
-        return (line.file, statements.line_of(node)) if statements and node else (line.file, line.line)
+    def key(self, file: str, line: int) -> _Key:
+        """Return the statement that contains the line, or the line itself if its source is not stored."""
+        if (file, line) not in self._keys:
+            statements = self._statements(file, line)
+            node = statements.innermost(line) if statements else None
+            self._keys[file, line] = (file, statements.line_of(node)) if statements and node else (file, line)
+        return self._keys[file, line]
 
     def place(self, key: _Key) -> Place:
         excerpt = self._program.excerpt_at(*key)
@@ -138,23 +147,22 @@ class _Reader:
         node, holder = statements.innermost(key[1]), statements.innermost(branch[1])
         return isinstance(node, _JUMPS) and holder is not None and statements.is_in(node, holder)
 
-    def branch(self, key: _Key, ranks_of: Mapping[_Key, set[int]]) -> _Key | None:
+    def branch(self, key: _Key) -> _Key | None:
         """Return the statement that all ranks reached and that decides whether the statement `key` runs.
 
         Return None if there is none, because the other ranks may only have stopped before the statement `key`.
         """
-        everyone = set().union(*ranks_of.values())
         statements = self._statements(*key)
         node = statements.innermost(key[1]) if statements else None
         if statements is None or node is None:
             return None
-        runners = {other: ranks_of.get((key[0], statements.line_of(other)), set()) for other in statements.nodes}
-        deciding, is_first = statements.deciding(node, runners, everyone)
+        runners = {other: self.ranks_of.get((key[0], statements.line_of(other)), set()) for other in statements.nodes}
+        deciding, is_first = statements.deciding(node, runners, self._everyone)
         if deciding is not None:
             return key[0], statements.line_of(deciding)
-        callers = self._callers(statements.excerpt, ranks_of[key], ranks_of) if is_first else set()
+        callers = self._callers(statements.excerpt, self.ranks_of[key]) if is_first else set()
         caller = callers.pop() if len(callers) == 1 else None
-        return caller if caller and ranks_of[caller] == everyone else None
+        return caller if caller and self.ranks_of[caller] == self._everyone else None
 
     def jump_branch(self, key: _Key) -> _Key | None:
         """Return the branch around the statement `key` if this statement leaves a loop or function, otherwise None."""
@@ -163,15 +171,15 @@ class _Reader:
         branch = statements.branch_around(node) if statements and isinstance(node, _JUMPS) else None
         return (key[0], statements.line_of(branch)) if statements and branch else None
 
-    def _callers(self, callee: Excerpt, ranks: set[int], ranks_of: Mapping[_Key, set[int]]) -> set[_Key]:
+    def _callers(self, callee: Excerpt, ranks: set[int]) -> set[_Key]:
         """Return the statements of the program that call a function of this name and that `ranks` executed."""
-        lines = (
-            self.key(CoveredLine(file=excerpt.file, line=line, thread=0, at_s=0.0))
+        keys = (
+            self.key(excerpt.file, line)
             for excerpt in self._program.excerpts
             for line, name in excerpt.calls
             if name == callee.name
         )
-        return {key for key in lines if ranks <= ranks_of.get(key, set())}
+        return {key for key in keys if ranks <= self.ranks_of.get(key, set())}
 
 
 _Node = ast.stmt | ast.ExceptHandler

@@ -9,6 +9,7 @@ from dataclasses import fields, is_dataclass
 from functools import lru_cache
 from pathlib import PurePosixPath
 
+from nsa_harness.core.evidence.coverage import lines_of_some_ranks
 from nsa_harness.core.evidence.evidence import Evidence, Frame, Source
 from nsa_harness.core.evidence.frameworks import framework_frames
 from nsa_harness.core.evidence.stacks import is_library, package_of
@@ -78,20 +79,11 @@ def frameworks(evidence: Evidence) -> set[str]:
 def program_lines(evidence: Evidence) -> dict[str, set[int]]:
     """Return, for each file of the user's program, the line numbers that the evidence mentions."""
     lines: dict[str, set[int]] = {}
-    for file, line in (*_places(evidence), *lines_of_some_ranks(evidence)):
+    coverages = [rank.coverage for rank in evidence.ranks if rank.coverage is not None]
+    for file, line in (*_places(evidence), *sorted(lines_of_some_ranks(coverages))):
         if file.startswith("/") and not is_library(file):
             lines.setdefault(file, set()).add(line)
     return lines
-
-
-def lines_of_some_ranks(evidence: Evidence) -> set[tuple[str, int]]:
-    """Return the lines that some ranks executed and others did not, if the ranks recorded their coverage."""
-    executed = [
-        {(line.file, line.line) for line in rank.coverage.lines()}
-        for rank in evidence.ranks
-        if rank.coverage is not None
-    ]
-    return {line for lines in executed for line in lines if not all(line in others for others in executed)}
 
 
 def _places(value: object) -> Iterator[tuple[str, int]]:

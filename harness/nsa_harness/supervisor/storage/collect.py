@@ -53,11 +53,13 @@ from nsa_harness.core.evidence.health_records import read_health_samples
 from nsa_harness.core.evidence.health_samples import HealthSamples
 from nsa_harness.core.evidence.host import MemoryAtEvent, NcclInfo, read_nccl
 from nsa_harness.core.evidence.reduced import (
+    COVERAGE_BYTES,
     HISTORIES,
     LEVELS,
     MAX_RANK_BYTES,
     reduce_evidence,
     with_history,
+    with_short_coverage,
     without_finished_calls,
 )
 from nsa_harness.core.evidence.stacks import died_in_native_thread, parse_faulthandler
@@ -218,6 +220,8 @@ def reduce_to_limit(evidence: Evidence) -> tuple[Evidence, str]:
     The reduction stops earlier if the evidence would no longer prove the same kind of HANG.
     """
     limit_bytes = MAX_RANK_BYTES * max(1, evidence.world_size)
+    evidence = with_short_coverage(evidence)
+    limit_bytes += COVERAGE_BYTES * sum(rank.coverage is not None for rank in evidence.ranks)
     result, text = evidence, evidence_text(evidence)
     for calls in HISTORIES:
         result = with_history(evidence, calls)
