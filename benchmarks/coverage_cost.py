@@ -11,6 +11,10 @@ first steps after a switch are dropped: `on` reports every line once more, which
 sample of a process is the difference between both sides, in percent, of the time that a tenth of the steps do not
 exceed: other work on a shared machine only adds time.
 
+Instructions: a loop of pure Python, which has the most user statements per second, counted by valgrind for each
+interpreter of `--count`. The count is exact where times are not: on a loaded machine, times of one program vary by more
+than the limit. These interpreters need no torch.
+
 Start: processes that only import torch and the program, alternately without coverage, with coverage, and with the
 alternative that reports every line of every file (`every_line`) instead of every function.
 """
@@ -20,6 +24,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import statistics
 import subprocess
 import sys
@@ -203,6 +208,30 @@ for number in range(rounds):
 print(json.dumps([samples[True], samples[False]]))
 """
 
+LOOP = """
+import sys
+def encode(words):
+    numbers = []
+    for word in words:
+        number = 0
+        for letter in word:
+            if letter == "w":
+                number = number * 31 + 7
+            else:
+                number = number * 31 + ord(letter)
+        if number % 2:
+            numbers.append(number % 8)
+        else:
+            numbers.append((number // 2) % 8)
+    return numbers
+def main():
+    words = [f"w{number}" for number in range(97)]
+    for _ in range(int(sys.argv[1])):
+        encode(words)
+main()
+"""
+COUNTED = (100, 600)  # passes of the loop; the difference of both counts leaves out the start
+
 START = """
 import sys, time
 begin = time.process_time()
@@ -222,18 +251,22 @@ def main() -> int:
     parser.add_argument("--processes", type=int, default=12, help="processes for each program")
     parser.add_argument("--rounds", type=int, default=80, help="rounds of ten steps in each process")
     parser.add_argument("--starts", type=int, default=10, help="processes for each way to start")
+    parser.add_argument("--count", nargs="*", default=[], help="Pythons whose instructions valgrind counts")
     parser.add_argument("--quick", action="store_true", help="only check that everything runs")
     parser.add_argument("--out", type=Path, default=REPOSITORY / "benchmarks" / "results" / "coverage_cost.json")
     options = parser.parse_args()
     if options.quick:
         options.processes, options.rounds, options.starts = 2, 8, 1
     context = measurement_context(__file__, sys.argv[1:])
-    context["command"] = context["command"].replace(options.python, "PATH")
+    for path in (options.python, *options.count):
+        context["command"] = context["command"].replace(path, "PATH")
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "coverage_program.py").write_text(PROGRAM_SOURCE)
         versions = "import sys, torch; print(sys.version.split()[0], torch.__version__)"
         python, torch = _run(options.python, folder, "-c", versions).split()
         samples = _samples(options, folder)
+        Path(folder, "loop.py").write_text(LOOP)
+        samples["instructions"] = [_instructions(path, folder) for path in options.count]
     result = {
         **context,
         "versions": {"python": python, "torch": torch},
@@ -251,7 +284,9 @@ def _samples(options: argparse.Namespace, folder: str) -> dict[str, Any]:
     steps: dict[str, list[dict[str, float]]] = {name: [] for name in PROGRAMS}
     for _ in range(options.processes):
         for name in PROGRAMS:
-            text = _run(options.python, folder, "-c", DRIVER, name, str(options.rounds), "10", "3", probe=True)
+            mode = {protocol.ENV_COVERAGE: "on"}
+            arguments = (name, str(options.rounds), "10", "3")
+            text = _run(options.python, folder, "-c", DRIVER, *arguments, probe=True, **mode)
             steps[name].append(_differences(*json.loads(text)))
     starts: dict[str, list[float]] = {"off": [], "on": [], "every_line": []}
     for _ in range(options.starts):
@@ -259,6 +294,19 @@ def _samples(options: argparse.Namespace, folder: str) -> dict[str, Any]:
             mode = {protocol.ENV_COVERAGE: "on" if way == "on" else "off"}
             times.append(float(_run(options.python, folder, "-c", START, way, probe=True, **mode)))
     return {"steps": steps, "start_cpu_s": starts}
+
+
+def _instructions(python: str, folder: str) -> dict[str, Any]:
+    """Return the instructions of one pass of the loop, and how much more they are with coverage, in percent."""
+    version = _run(python, folder, "-c", "import sys; print(sys.version.split()[0])").strip()
+    tool = ["--tool=cachegrind", "--cache-sim=no", "--cachegrind-out-file=/dev/null", python, f"{folder}/loop.py"]
+    counts = {}
+    for mode in ("off", "on"):
+        env = {protocol.ENV_COVERAGE: mode, "PYTHONHASHSEED": "0"}
+        totals = [_run("valgrind", folder, *tool, str(passes), probe=True, **env) for passes in COUNTED]
+        few, many = (int(re.search(r"I\s+refs:\s+([\d,]+)", text)[1].replace(",", "")) for text in totals)  # type: ignore[index]
+        counts[mode] = (many - few) / (COUNTED[1] - COUNTED[0])
+    return {"python": version, **counts, "percent": 100 * (counts["on"] / counts["off"] - 1)}
 
 
 def _differences(on: list[list[float]], off: list[list[float]]) -> dict[str, float]:
@@ -288,6 +336,7 @@ def _summary(samples: dict[str, Any]) -> dict[str, Any]:
             }
             for name, processes in samples["steps"].items()
         },
+        "instructions_percent": {each["python"]: each["percent"] for each in samples["instructions"]},
         "start_cpu_s": starts,
     }
 
@@ -314,7 +363,7 @@ def _run(python: str, folder: str, *arguments: str, probe: bool = False, **more:
         trouble = [path.read_text() for path in Path(directory).glob("*.trouble.jsonl")]
     if done.returncode or trouble:
         raise SystemExit(f"{arguments[:1]} failed: {done.stderr[-2000:]} {trouble}")
-    return done.stdout
+    return done.stderr if python == "valgrind" else done.stdout
 
 
 if __name__ == "__main__":

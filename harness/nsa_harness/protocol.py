@@ -30,7 +30,8 @@ ENV_OWNER = "_NSA_HARNESS_RANK_PID"  # pid of the process to which RANK belongs;
 ENV_SOLO = "_NSA_HARNESS_SOLO"  # the launch is a single process without RANK, which is rank 0
 ENV_ANOMALY = "_NSA_HARNESS_ANOMALY"  # if present, switch on autograd's anomaly detection
 ENV_CHECKPOINT_DEBUG = "_NSA_HARNESS_CHECKPOINT_DEBUG"  # if present, switch on gradient checkpointing's debug mode
-ENV_COVERAGE = "_NSA_HARNESS_COVERAGE"  # "off": do not record which lines of the program are executed
+# "on" or "off": record which lines of the program are executed; absent = only if it costs nothing, see COVERAGE_SINCE
+ENV_COVERAGE = "_NSA_HARNESS_COVERAGE"
 ENV_GROWTH = "_NSA_HARNESS_GROWTH"  # if present, find the lines whose allocations grow
 ENV_NO_VALUES = "_NSA_HARNESS_NO_VALUES"  # if present, read no values of the program's variables
 ENV_FAULT = "_NSA_HARNESS_FAULT"  # JSON of the planted fault, absent without one
@@ -238,6 +239,9 @@ STATUS_FILE_SIZE = STRINGS_AT + STRINGS_SIZE
 
 # The coverage file: a header and then records, each a u16 length and a body. The body is written before its length, so
 # a reader that stops at length 0 never sees a partly written record. Bytes beyond the last record are 0.
+# Python 3.12 executes a line more slowly forever after it was reported, because it does not restore the combined
+# instruction at its start: a loop of pure Python takes 3 % longer (benchmarks/results/coverage_cost.json).
+COVERAGE_SINCE = (3, 13)
 COVERAGE_MAGIC = b"NSALINES"
 COVERAGE_HEADER = struct.Struct("<8sIIQ")  # magic, layout, 1 = the file is full, created_ns
 COVERAGE_LAYOUT = 1

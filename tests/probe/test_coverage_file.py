@@ -172,6 +172,11 @@ def test_a_full_file_keeps_what_it_has_and_says_so(python: str, tmp_path: Path) 
     assert [trouble["piece"] for trouble in rank.trouble] == ["coverage"]
 
 
+def test_by_default_it_records_only_where_it_costs_nothing(python: str, tmp_path: Path) -> None:
+    rank = Rank(python, tmp_path, "import sys; print(sys.version_info >= (3, 13))", **{protocol.ENV_COVERAGE: ""})
+    assert [bool(rank.files)] == [json.loads(rank.ended.stdout.lower())]
+
+
 def test_it_can_be_switched_off(python: str, tmp_path: Path) -> None:
     assert Rank(python, tmp_path, "print(1)", **{protocol.ENV_COVERAGE: "off"}).files == []
 

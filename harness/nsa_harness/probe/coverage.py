@@ -1,7 +1,8 @@
 """Records which lines of the program each process executes, in the order of their first execution.
 
 Python 3.12 or later reports them through sys.monitoring. A line costs about a microsecond when a process executes it
-for the first time, and nothing afterwards. Older versions of Python record nothing.
+for the first time, and nothing afterwards, except on Python 3.12 (see protocol.COVERAGE_SINCE). Older versions record
+nothing.
 """
 
 from __future__ import annotations
@@ -181,12 +182,13 @@ def is_program(file: str) -> bool:
 
 
 def start_coverage(directory: str, trouble: TroubleLog) -> None:
-    """Record the lines that this process executes, if its Python has sys.monitoring.
+    """Record the lines that this process executes, if its Python does so at no cost or an environment variable asks.
 
     Raise RuntimeError if debuggers or other tools use both tool numbers.
     """
     monitoring: Any = getattr(sys, "monitoring", None)
-    if monitoring is None or os.environ.get(protocol.ENV_COVERAGE) == "off":
+    default = "on" if sys.version_info >= protocol.COVERAGE_SINCE else "off"
+    if monitoring is None or os.environ.get(protocol.ENV_COVERAGE, default) == "off":
         return
     tool = next((tool for tool in TOOLS if monitoring.get_tool(tool) is None), None)
     if tool is None:

@@ -378,6 +378,8 @@ def probe_environment(
         protocol.ENV_PROBE_DIRECTORY: str(probe_dir),
         protocol.ENV_PROBE: probe,
         **({} if reads_values else {protocol.ENV_NO_VALUES: "1"}),
+        # To measure coverage, also where it is off by default.
+        **{name: os.environ[name] for name in (protocol.ENV_COVERAGE,) if name in os.environ},
     }
 
 
