@@ -239,8 +239,8 @@ STATUS_FILE_SIZE = STRINGS_AT + STRINGS_SIZE
 
 # The coverage file: a header and then records, each a u16 length and a body. The body is written before its length, so
 # a reader that stops at length 0 never sees a partly written record. Bytes beyond the last record are 0.
-# Python 3.12 executes a line more slowly forever after it was reported, because it does not restore the combined
-# instruction at its start: a loop of pure Python takes 3 % longer (benchmarks/results/coverage_cost.json).
+# Python 3.12 executes a line more slowly ever after it was reported, because it does not restore the combined
+# instruction at its start: a loop of pure Python takes 3 % more instructions (benchmarks/results/coverage_cost.json).
 COVERAGE_SINCE = (3, 13)
 COVERAGE_MAGIC = b"NSALINES"
 COVERAGE_HEADER = struct.Struct("<8sIIQ")  # magic, layout, 1 = the file is full, created_ns

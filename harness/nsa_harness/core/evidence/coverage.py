@@ -10,6 +10,7 @@ from nsa_harness import protocol
 
 _NS = 1_000_000_000
 _MAX_TEXT = 1000  # characters of a path
+_DAMAGED = "damaged coverage file"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,10 +64,10 @@ def read_coverage(data: bytes, launched_ns: int) -> Coverage:
     """
     header = protocol.COVERAGE_HEADER
     if len(data) < header.size:
-        raise ValueError("no coverage file: it is too short")
+        raise ValueError("coverage file too short")
     magic, layout, is_full, _created_ns = header.unpack_from(data)
     if magic != protocol.COVERAGE_MAGIC or layout != protocol.COVERAGE_LAYOUT:
-        raise ValueError("no coverage file of this version")
+        raise ValueError("unknown coverage file")
     files: list[str] = []
     threads: list[str] = []
     entries = []
@@ -78,10 +79,10 @@ def read_coverage(data: bytes, launched_ns: int) -> Coverage:
         elif body[0] == protocol.COVERAGE_LINE and len(body) == protocol.COVERAGE_LINE_BODY.size:
             _, thread, file, line, at_ns = protocol.COVERAGE_LINE_BODY.unpack(body)
             if file >= len(files) or thread >= len(threads):
-                raise ValueError("the coverage file is damaged: a line has no file or no thread")
+                raise ValueError(_DAMAGED)
             entries.append((file, line, thread, round((at_ns - launched_ns) / _NS, 4)))
         else:
-            raise ValueError(f"the coverage file is damaged: it has a record of kind {body[0]}")
+            raise ValueError(_DAMAGED)
     return Coverage(files=tuple(files), threads=tuple(threads), entries=tuple(entries), is_complete=not is_full)
 
 
@@ -94,6 +95,6 @@ def _bodies(data: bytes, at: int) -> Iterator[bytes]:
         if not size:
             return
         if at + size > len(data):
-            raise ValueError("the coverage file is damaged: its last record is incomplete")
+            raise ValueError(_DAMAGED)
         yield data[at : at + size]
         at += size

@@ -95,8 +95,7 @@ def with_short_coverage(evidence: Evidence) -> Evidence:
     trouble = evidence.trouble
     if any(coverage is not None and len(coverage.entries) > COVERAGE_LINES for coverage in shorter):
         shorter = [None] * len(shorter)
-        why = f"the ranks executed more than {COVERAGE_LINES} lines, and differed in too many files"
-        trouble = (*trouble, Trouble(what="coverage", why=why))
+        trouble = (*trouble, Trouble(what="coverage", why=f"more than {COVERAGE_LINES} lines"))
     ranks = (replace(rank, coverage=coverage) for rank, coverage in zip(evidence.ranks, shorter, strict=True))
     return replace(evidence, ranks=tuple(ranks), trouble=trouble)
 
