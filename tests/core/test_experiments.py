@@ -269,6 +269,13 @@ def test_a_run_that_passes_although_nothing_was_changed_is_a_race() -> None:
     assert judged([EQUAL], new=SECOND) is ExperimentResult.RACE
 
 
+def test_a_call_whose_effect_is_undone_on_every_rank_is_no_extra_call() -> None:
+    (undo,) = planned(candidate(UPDATE, OriginKind.LEAK, "self.bad", "3"))
+    assert judged([CHANGED], experiment=undo, passed=True) is ExperimentResult.WENT_ON
+    everywhere = [event(EventKind.CHANGED, rank) for rank in range(3)]
+    assert judged(everywhere, experiment=undo, passed=True) is ExperimentResult.INCONCLUSIVE
+
+
 def test_a_change_that_was_not_made_shows_nothing() -> None:
     assert judged([]) is ExperimentResult.NOT_MADE
     assert judged([event(EventKind.REFUSED, reason="property")]) is ExperimentResult.NOT_MADE

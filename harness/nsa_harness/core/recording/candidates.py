@@ -312,6 +312,8 @@ class Candidates:
     def _of_step(self, step: Step, kind: OriginKind, pair: tuple[int, int], ranks: tuple[int, ...]) -> Candidate:
         side, execution = step.execution
         trace = self.traces[pair[side]]
+        if step.is_leak and trace.rank not in ranks:  # it is the other side that makes the extra call
+            ranks = tuple(sorted(other.rank for other in self.traces if other.rank not in ranks))
         caller = self._caller(step, pair) if step.is_leak else None
         row = self.alignment.row_of[pair[side]][execution]
         chain: list[tuple[Place, str]] = []

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
-from nsa_harness.core.recording.explanation import ExperimentResult, Explanation, PlannedExperiment
+from nsa_harness.core.recording.explanation import ExperimentKind, ExperimentResult, Explanation, PlannedExperiment
 from nsa_harness.core.recording.recording import Activation, Execution, RankRecording
 from nsa_harness.core.report import Place
 
@@ -80,13 +80,16 @@ def judge_experiment(
     progress = _progress(explanation, before, after)
     is_past = passed or (bool(progress) and all(steps >= ITERATIONS for steps in progress.values()))
     changes = [event.occurrence for event in events if event.kind is EventKind.CHANGED]
-    if is_past:
+    changed = _counts(events, EventKind.CHANGED)
+    if is_past and planned.kind is ExperimentKind.UNDO_LEAK and {rank for rank, _ in changed} >= {*progress}:
+        result = ExperimentResult.INCONCLUSIVE  # every rank makes the call, so none of them is an extra call
+    elif is_past:
         result = _success(planned, changes, explanation)
     else:
         result = _failure(events, explanation, new_explanation, progress)
     return Judgement(
         result=result,
-        changed=_counts(events, EventKind.CHANGED),
+        changed=changed,
         refused=tuple(sorted({(event.rank, event.reason) for event in events if event.kind is EventKind.REFUSED})),
         iterations=tuple(sorted(progress.items())),
         next_place=None if passed or new_explanation is None else _stop(new_explanation),
