@@ -41,7 +41,7 @@ TORCH_USERS = ("nsa_attention", "probe", "faults", "fork_server")
 IMPURE = {"os", "time", "subprocess", "socket", "shutil", "tempfile", "threading", "psutil", "platform"}
 IMPURE_CALLS = {"open", "print", "input", "exec", "eval", ".now", ".today", ".monotonic", ".read_text", ".read_bytes"}
 # What one person can keep in mind. More of them is no mistake of the last one: join what one reader looks for together.
-MOST_CHILDREN, MOST_FILES = 15, 350
+MOST_CHILDREN, MOST_FILES = 15, 360
 
 
 def name_of(path: Path) -> str:

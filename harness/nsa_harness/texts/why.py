@@ -93,8 +93,9 @@ _WITHOUT_NAME = (OriginKind.CALL, OriginKind.EXCEPTION, OriginKind.OTHER_RANKS_F
 
 def _render(candidate: Candidate, key: str, namer: Namer) -> str:
     name, caller = candidate.name, candidate.caller
+    generator = name.removeprefix("generator:")
     facts = {
-        "name": f"`{name}`" if name else "",
+        "name": f"the state of the generator `{generator}`" if generator != name else f"`{name}`" if name else "",
         "of_name": f": `{name}`" if name else "",
         "at_caller": f" ({namer(caller)})" if caller else "",
     }
