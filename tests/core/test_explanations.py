@@ -269,6 +269,7 @@ def test_a_loop_over_generators_leads_to_where_the_generators_part() -> None:
     assert found.division is not None
     assert found.division.place.line == 1
     assert lines(found)[:2] == [1, 21]
+    assert [place.line for place, _ in found.candidates[1].chain] == [21]
 
 
 def test_a_silent_fault_leads_to_the_first_values_that_differ() -> None:
