@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from textwrap import dedent
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -102,17 +103,27 @@ def test_a_rank_that_waits_is_no_division_in_the_functions_around_it() -> None:
     assert found.division.place.line == 11
 
 
-def test_a_draw_of_one_rank_in_a_call_of_its_own_is_a_leak() -> None:
+@pytest.mark.parametrize(("condition", "value", "is_provable"), [("rank == 0", 0, True), ("loss > 2", 5, False)])
+def test_a_draw_of_one_rank_in_a_call_of_its_own_is_a_leak(condition: str, value: int, is_provable: bool) -> None:
     def partner(rank: int) -> RankRecording:
         show = [at(2, call("show", at(21, draws=[("random", "a", "b")]), first_line=20))] if rank == 0 else []
         state = "b" if rank == 0 else "a"
         draw = at(31, draws=[("random", state, state + "+")], writes={"mate": state})
         mate = at(3, call("draw", draw, first_line=30, returned=state), writes={"mate": state})
         exchange = at(4, op(returned=False), reads={"mate": state}) if rank == 0 else at(6, op("barrier"))
-        return recorded(rank, main(at(1, reads={"rank": rank}), *show, mate, at(5, reads={"mate": state}), exchange))
+        return recorded(
+            rank,
+            main(
+                at(1, reads={condition.split()[0]: rank if value == 0 else value * (1 - rank)}),
+                *show,
+                mate,
+                at(5, reads={"mate": state}),
+                exchange,
+            ),
+        )
 
-    source = """\
-        if rank == 0:
+    source = f"""\
+        if {condition}:
             show()
         mate = draw()
         """
@@ -121,6 +132,7 @@ def test_a_draw_of_one_rank_in_a_call_of_its_own_is_a_leak() -> None:
     assert (leak.place.line, leak.kind, leak.name) == (21, OriginKind.LEAK, "generator:random")
     assert leak.caller is not None
     assert leak.caller.line == 2
+    assert leak.is_provable == is_provable
 
 
 def test_a_number_of_the_ranks_own_data_that_decides_is_what_is_not_reduced() -> None:

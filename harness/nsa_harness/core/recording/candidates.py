@@ -20,10 +20,12 @@ from nsa_harness.core.recording.slicing import Slicer, Step, differs
 from nsa_harness.core.recording.statements import Statements
 from nsa_harness.core.recording.trace import Trace
 from nsa_harness.core.report import Place
+from nsa_harness.core.source_code.excerpt import names_rank
 
 MOST = 8  # candidates that an explanation lists
 _NEAR = 2  # lines: two candidates so near to each other are one
 _BORING = (OriginKind.RANK, OriginKind.ENVIRONMENT)
+_PROVABLE = (OriginKind.RANDOM, OriginKind.HASH_ORDER, OriginKind.CLOCK, OriginKind.ENVIRONMENT)
 _OF_ROLE = 4  # most definitions from a condition back to the number of the rank
 _LATE = re.compile(r"finished reduction in the prior iteration|mark(?:ed)? (?:a variable |as )?ready", re.IGNORECASE)
 
@@ -323,7 +325,7 @@ class Candidates:
             if not chain or chain[-1] != (place, follower.name):
                 chain.append((place, follower.name))
             follower = follower.previous
-        return self._candidate(
+        candidate = self._candidate(
             pair[side],
             execution,
             kind,
@@ -333,6 +335,28 @@ class Candidates:
             chain=tuple(chain[:12]),
             caller=None if caller is None else trace.place(caller),
         )
+        return replace(candidate, is_provable=self._is_provable(step, kind, pair))
+
+    def _is_provable(self, step: Step, kind: OriginKind, pair: tuple[int, int]) -> bool:
+        """Return whether the difference can have begun at this step, so that an experiment there proves the origin.
+
+        An extra call is the origin only if its ranks were sent there by their number, and a value that was not reduced
+        only if no communication took part in it.
+        """
+        side, execution = step.execution
+        trace = self.traces[pair[side]]
+        if kind is OriginKind.MISSING_REDUCTION:
+            return not any(execution == owner or execution in trace.outer(owner) for owner in trace.owners)
+        if kind is not OriginKind.LEAK:
+            return kind in _PROVABLE
+        slicer = Slicer(self.alignment, pair)
+        parting = slicer.parting_before(side, execution)
+        if parting is None:
+            return False
+        named = [cause for cause in slicer.slice(parting[0]) if cause.name and not cause.is_object]
+        if named:
+            return all(kind_of(cause, self.traces, pair, self.statements) in _BORING for cause in named)
+        return names_rank(self.statements.header(trace.place(parting[0][side])))
 
     def _caller(self, step: Step, pair: tuple[int, int]) -> int | None:
         side, execution = step.execution
@@ -437,6 +461,7 @@ class Candidates:
             values=values_of(self.traces, row or {number: execution}),
             chain=chain,
             caller=caller,
+            is_provable=False,
         )
 
 

@@ -95,7 +95,8 @@ def _without_downstream_proof(
         for other in tested
         for place, _ in other.chain[1:]
     )
-    if planned.kind is ExperimentKind.SET_VALUE and (is_downstream or _has_other_inputs(candidate)):
+    is_effect = planned.kind is ExperimentKind.SET_VALUE and (is_downstream or _has_other_inputs(candidate))
+    if is_effect or not candidate.is_provable:
         return replace(planned, proves_origin=False)
     return planned
 

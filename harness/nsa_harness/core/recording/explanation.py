@@ -60,6 +60,7 @@ class Candidate:
     occurrence: int = 1
     values: tuple[RankValues, ...] = ()
     chain: tuple[tuple[Place, str], ...] = ()  # from the origin to the division: lines, and the name assigned there
+    is_provable: bool = True  # False: this line is the effect of a difference before it, whatever an experiment shows
     caller: Place | None = None  # for a leak: the statement that only some ranks executed
 
 
