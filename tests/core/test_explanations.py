@@ -103,8 +103,18 @@ def test_a_rank_that_waits_is_no_division_in_the_functions_around_it() -> None:
     assert found.division.place.line == 11
 
 
-@pytest.mark.parametrize(("condition", "value", "is_provable"), [("rank == 0", 0, True), ("loss > 2", 5, False)])
-def test_a_draw_of_one_rank_in_a_call_of_its_own_is_a_leak(condition: str, value: int, is_provable: bool) -> None:
+@pytest.mark.parametrize(
+    ("condition", "values", "is_provable"),
+    [
+        ("rank == 0", {"rank": (0, 1)}, True),
+        ("loss > 2", {"loss": (5.0, 0.5)}, False),
+        ("exists(path)", {}, False),
+        ("is_main_process()", {}, True),
+    ],
+)
+def test_a_draw_of_one_rank_in_a_call_of_its_own_is_a_leak(
+    condition: str, values: dict[str, tuple[float, float]], is_provable: bool
+) -> None:
     def partner(rank: int) -> RankRecording:
         show = [at(2, call("show", at(21, draws=[("random", "a", "b")]), first_line=20))] if rank == 0 else []
         state = "b" if rank == 0 else "a"
@@ -114,7 +124,7 @@ def test_a_draw_of_one_rank_in_a_call_of_its_own_is_a_leak(condition: str, value
         return recorded(
             rank,
             main(
-                at(1, reads={condition.split()[0]: rank if value == 0 else value * (1 - rank)}),
+                at(1, reads={name: by_rank[rank] for name, by_rank in values.items()}),
                 *show,
                 mate,
                 at(5, reads={"mate": state}),

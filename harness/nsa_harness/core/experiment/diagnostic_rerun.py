@@ -58,7 +58,7 @@ GROWTH = Change(
 AGAIN = Change(name=SecondRun.AGAIN, description="no change, with the same seed")
 RECORDED = Change(
     name=SecondRun.RECORDED,
-    description="a record of each statement and its values",
+    description="recorded statements and values",
     env=((protocol.ENV_RECORD, json.dumps({"values": True, "experiment": None})),),
 )
 
