@@ -195,6 +195,18 @@ def test_an_experiment_that_lets_the_run_go_on_makes_the_answer_certain(
     assert Path("train.py").read_text() == PROGRAM
 
 
+def test_a_change_of_the_decision_that_fails_drops_no_candidate(
+    launched: Launched, stored: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_dir = stored(HANG)
+    planned = replace(experiment(ExperimentKind.FORCE_BRANCH), is_of_decision=True, proves_origin=False)
+    monkeypatch.setattr(why, "plan_experiments", lambda *_: (planned,))
+    judge_as(monkeypatch, ExperimentResult.FAILED)
+    launched.ends = [HANG, HANG]
+    assert run_command_line(["why", run_dir]) == 0
+    assert (answer()["result"], answer()["origin"], answer()["dropped"]) == ("likely", 0, [])
+
+
 def test_a_forced_branch_proves_the_decision_only(
     launched: Launched, stored: Callable[..., str], monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:

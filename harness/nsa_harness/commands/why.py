@@ -460,7 +460,10 @@ class _Inquiry:
         if judgement.result is ExperimentResult.WENT_ON:
             self.success = judgement
             return replace(run, proof=Proof.ORIGIN if planned.proves_origin else Proof.DECISION)
-        return replace(run, proof=_PROOFS.get(judgement.result, Proof.NONE), next_place=judgement.next_place)
+        proof = _PROOFS.get(judgement.result, Proof.NONE)
+        if proof is Proof.DROPPED and planned.is_of_decision:
+            proof = Proof.NONE  # the change says nothing against a candidate
+        return replace(run, proof=proof, next_place=judgement.next_place)
 
     def _changed_place(self, planned: PlannedExperiment) -> Place:
         """Return the statement around which an experiment makes its change: for a leak, the extra call."""

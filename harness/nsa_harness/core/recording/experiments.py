@@ -157,7 +157,7 @@ def _for_decision(division: Division, sources: Mapping[str, str]) -> Iterator[Pl
     """Yield the experiments that make all ranks decide alike: by equal values, or by the same next statement."""
     statement = statement_at(division.place, sources)
     ranks = tuple(sorted({rank for ranks, _ in division.ways for rank in ranks}))
-    plan = partial(_planned, 0, division.place, proves_origin=False)
+    plan = partial(_planned, 0, division.place, proves_origin=False, is_of_decision=True)
     for value in division.values:
         path = path_of(value.name)
         if path and len({text for _, text in value.values}) > 1 and not _is_rank_number(value, path):
@@ -195,6 +195,7 @@ def _planned(
     is_temporary: bool = False,
     callers: Sequence[Place] = (),
     proves_origin: bool = True,
+    is_of_decision: bool = False,
 ) -> PlannedExperiment:
     """Return an experiment with the instruction that the ranks get.
 
@@ -221,6 +222,7 @@ def _planned(
         name=name.removeprefix(_GENERATOR),
         occurrence=occurrence,
         proves_origin=proves_origin,
+        is_of_decision=is_of_decision,
         instruction=instruction,
     )
 

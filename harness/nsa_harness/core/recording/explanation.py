@@ -93,6 +93,7 @@ class PlannedExperiment:
     place: Place  # the statement at which the change is made
     name: str = ""  # the variable or attribute that is set; "" if there is none
     occurrence: int = 1  # the first execution of the statement at which the change is made
+    is_of_decision: bool = False  # the change is made at the division, and belongs to no candidate
     proves_origin: bool = True  # False: success proves only the decision, and not where the difference comes from
     # The value of "experiment" in _NSA_HARNESS_RECORD, for the interventions in the ranks.
     instruction: Mapping[str, object]
