@@ -1,0 +1,2 @@
+from .callbacks import Callback, EarlyStop, EvalEvery, JsonLog
+from .trainer import StopTraining, Trainer

@@ -1,0 +1,2 @@
+from .hooks import HOOKS, Hook, Priority, build_hooks
+from .runner import Runner
