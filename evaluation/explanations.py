@@ -186,7 +186,9 @@ def section() -> list[str]:
             """
             `nsa-harness why` ran once for each of the failing programs of these rounds, after the run that failed. A
             line is right if it is at most two lines away from a line that fixes the bug. The programs of rounds 1 to 4
-            were known when the rules of `why` were written; those of the later rounds were not.
+            were known when the rules of `why` were written; those of the later rounds were not. After the first five
+            programs of round 5, the rule that says which experiment proves an origin was made stricter, because two of
+            its three proofs were wrong.
             """
         ),
         "",
