@@ -46,6 +46,7 @@ class FakeRanks:
     sampler: Any = None
     now_s: float = 1.0
     living_pids: dict[int, int] = field(default_factory=lambda: {0: 100, 1: 101})
+    pids: dict[int, int] = field(default_factory=lambda: {0: 100, 1: 101})
     exited_ranks: set[int] = field(default_factory=set)
     status_files: dict[int, None] = field(default_factory=dict)
     peaks: dict[int, int] = field(default_factory=dict)

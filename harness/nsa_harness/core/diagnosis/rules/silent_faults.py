@@ -9,12 +9,18 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, pairwise
 from statistics import median
-from typing import TypeVar
 
 from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.diagnosis.confidence import EvidenceKind
 from nsa_harness.core.diagnosis.context import DiagnosisContext, layer_of, parameter_place
 from nsa_harness.core.diagnosis.explanation import Explanation, OpenQuestion, rule_if
+from nsa_harness.core.diagnosis.sample_findings import (
+    MIN_GRADIENT_SAMPLES,
+    ByRank,
+    Sample,
+    explain_samples,
+    samples_by_rank,
+)
 from nsa_harness.core.evidence.health_samples import (
     DataWait,
     DroppedBatches,
@@ -24,12 +30,11 @@ from nsa_harness.core.evidence.health_samples import (
     OverwrittenFile,
     UnawaitedCall,
 )
-from nsa_harness.core.report import Facts, Place, Status
+from nsa_harness.core.report import Place, Status
 
 _BAD_LOSSES = (
     3  # this many losses in a row, up to the end of the run, must be NaN or infinite; one bad batch does not count
 )
-MIN_GRADIENT_SAMPLES = 4  # with fewer samples, a parameter may still receive a gradient later
 _GROWTH_SAMPLES = 8  # memory growth needs at least this many samples
 _GROWTH_BYTES = 48 << 20  # smallest growth that is reported
 _GROWTH_STEPS, _GROWTH_SHARE = 32, 0.15  # a run with this many steps must grow by this share of its first sample
@@ -41,16 +46,6 @@ _WAITING = 0.5  # a rank must wait for data in at least this share of each half 
 _WAITED_S = 5.0  # a rank must wait for data for at least this many seconds in total
 _WAITED_STEPS = 8  # waits for data are only judged over at least this many steps
 _WARM_STEPS = 2  # waits for data in these first steps do not count
-
-Sample = TypeVar("Sample")
-ByRank = list[tuple[int, Sample]]
-
-
-def samples_by_rank(
-    context: DiagnosisContext, values_of: Callable[[HealthSamples], Iterable[Sample]]
-) -> ByRank[Sample]:
-    """Return the values that `values_of` extracts from the health samples, each with its rank."""
-    return [(rank.rank, sample) for rank in context.evidence.ranks if rank.health for sample in values_of(rank.health)]
 
 
 def _with_samples(
@@ -73,30 +68,6 @@ def _with_ranks(
 ) -> Callable[[DiagnosisContext], tuple[ByRank[HealthSamples]] | None]:
     """Return a function for `@rule_if` that finds the ranks whose health samples satisfy `matches`."""
     return _with_samples(lambda samples: [samples] if matches(samples) else [])
-
-
-def explain_samples(
-    cause: Cause,
-    ranks: Iterable[int],
-    facts: Facts,
-    *,
-    place: Place | None = None,
-    step: int | None = None,
-    evidence: EvidenceKind = EvidenceKind.EFFECT,
-    left_open: tuple[OpenQuestion, ...] = (),
-) -> Explanation:
-    """Create an explanation whose proof is the health samples of the given ranks."""
-    ranks = tuple(sorted(set(ranks)))
-    return Explanation(
-        cause=cause,
-        evidence=evidence,
-        facts=facts,
-        ranks=ranks,
-        place=place,
-        step=step,
-        proof=tuple(f"rank{rank}/looks.jsonl" for rank in ranks),
-        left_open=left_open,
-    )
 
 
 def _is_not_finite(samples: HealthSamples) -> bool:
