@@ -50,7 +50,12 @@ RAISED = "{pid}.raised.json"  # the exception that ends the program
 FLIGHT = "{pid}.flight.json"  # the flight recorder in torch's format (entries, pg_status), on request and at exit
 HEALTH_SAMPLES = "{pid}.looks.jsonl"  # samples of parameters, losses and memory at some steps, one per line
 COVERAGE = "{pid}.coverage"  # the program's lines in the order of their first execution, memory-mapped
+VALUES = (
+    "{pid}.values.json"  # values of the names on the stacks: on request, at an exception, and when the program leaves
+)
 TROUBLE = "{pid}.trouble.jsonl"  # parts of the probe that failed and were switched off, one per line
+EXPERIMENT = "{pid}.experiment.jsonl"  # what an experiment changed in this process, one event per line
+EXPERIMENT_VALUES = "experiment.values"  # the values that the reference rank of an experiment publishes
 RECORDING = "{pid}.record"  # the statements that a process executed; see the end of this module
 NCCL_DUMP = "nccl_trace_rank_{rank}"  # written by torch itself, in its pickled form, before it aborts a rank
 SOCKET = "{pid}.sock"  # torch's worker server, which responds without the GIL
@@ -254,3 +259,37 @@ COVERAGE_FILE = 1  # followed by the path
 COVERAGE_THREAD = 2  # followed by the name of a thread
 COVERAGE_LINE = 3
 COVERAGE_LINE_BODY = struct.Struct("<BHHIQ")  # kind, thread, file, line, time of its first execution in the process
+# The recording of a process is one memory-mapped file: a header, and then records until the first length of 0. A record
+# is RECORD_HEAD with the length of its body and its kind, and the body. The body is written before the head, so a
+# reader never sees a part of a record. The body of RECORD_STRING is UTF-8, and the string gets the next number, from 0.
+# Every other body consists of signed 64-bit numbers. A value is four of them: the strings of its name, its type and its
+# text, and its identity.
+RECORDING_MAGIC = b"NSARECRD"
+RECORDING_LAYOUT = 1
+RECORDING_LIMIT = 64 << 20  # bytes of one file
+# magic, layout, pid, version of Python (major, minor), rank and world_size (-1 unknown), flags
+RECORDING_HEADER = struct.Struct("<8sIIIIiiI")
+RECORDING_HEADER_SIZE = 64
+RECORDING_FULL = 1  # flag: the file has reached its limit, or the disk is full
+RECORDING_PROGRESS = struct.Struct("<Q")  # statements executed for the first time, and communications
+RECORDING_PROGRESS_AT = 48
+RECORD_HEAD = struct.Struct("<II")
+RECORD_NUMBERS_LIMIT = 4096  # numbers in the body of a record
+
+RECORD_STRING = 1
+RECORD_CODE = 2  # number, strings of file and qualified name, first line
+RECORD_THREAD = 3  # number, string of the name
+RECORD_ENTER = 4  # activation, code, thread, order of the calling execution (0 = none), arguments
+RECORD_EXECUTE = 5  # activation, order, line, whether values are recorded, values read
+RECORD_WRITES = 6  # order of the execution, values assigned
+RECORD_LEAVE = 7  # activation, whether it returned, strings of type and text of the result, its identity
+RECORD_RAISED = 8  # order of the execution, strings of type and message
+RECORD_HANDLED = 9  # order of the execution that raised
+# order, order of the calling execution, string of the operation, root, peer, tag, string of the dtype, number of ranks,
+# ranks, shape. RECORD_ABSENT stands for a missing number.
+RECORD_COMMUNICATION = 10
+RECORD_RETURNED = 11  # order of the communication, string of the type of the exception that left it
+RECORD_DRAW = 12  # order of the execution, strings of the generator, its state before and its state after
+RECORD_TRUNCATED = 13  # activation in which further executions are not recorded
+RECORD_PROBLEM = 14  # string that says what is missing in the recording
+RECORD_ABSENT = -(2**62)

@@ -26,7 +26,6 @@ from nsa_harness.core.experiment.why import (
 from nsa_harness.core.recording.explanation import (
     Candidate,
     Division,
-    ExperimentKind,
     Explanation,
     OriginKind,
     RankValues,
@@ -176,83 +175,3 @@ def test_the_first_answer_keeps_what_the_failed_run_said() -> None:
         run_id="r", path="/r", attempt="train", verdict=HANG, cause="lock_cycle", ranks=(1,), stands=True,
         place=Place(file="/own/train.py", line=9), advice="Release it.",
     )  # fmt: skip
-
-
-# The patch.
-
-PROGRAM = """\
-import torch
-
-def train(stopper, loader):
-    for step, batch in enumerate(loader):
-        val = validate(batch)
-        if val > stopper.best:
-            stopper.bad += 1
-        elif val < 0:
-            return
-        preview(loader)
-        if stopper.bad >= 3 and (
-            step > 1
-        ):
-            break
-"""
-SHARED = """\
-+            shared = [stopper.bad]
-+            torch.distributed.broadcast_object_list(shared, src=0)
-+            stopper.bad = shared[0]
-"""
-
-
-def changed(kind: ExperimentKind, line: int, name: str = "", text: str = PROGRAM) -> str | None:
-    diff = patch(kind, Place(file="/own/src/train.py", line=line), name, text, "/own")
-    if diff is None:
-        return None
-    assert diff.startswith("--- a/src/train.py\n+++ b/src/train.py\n@@ ")
-    return "".join(line for line in diff.splitlines(keepends=True)[3:] if line[0] in "+-")
-
-
-def test_a_value_is_shared_after_the_statement_that_sets_it_and_before_one_that_uses_it() -> None:
-    assert changed(ExperimentKind.SET_VALUE, 7, "stopper.bad") == SHARED
-    used = changed(ExperimentKind.SET_VALUE, 11, "stopper.bad")
-    assert used == SHARED.replace("            ", "        ")
-    looped = changed(ExperimentKind.SET_VALUE, 4, "batch")
-    assert looped is not None
-    assert looped.startswith("+        shared = [batch]\n")
-
-
-def test_a_generator_is_shared_before_the_draw() -> None:
-    assert "+        state = [torch.get_rng_state()]\n" in (changed(ExperimentKind.SHARE_GENERATOR, 5) or "")
-    drawn = changed(ExperimentKind.SHARE_GENERATOR, 2, "random", "import random\nx = random.random()\n") or ""
-    assert drawn.startswith("+import torch.distributed\n+state = [random.getstate()]\n")
-
-
-def test_what_an_extra_call_changes_is_kept_and_restored() -> None:
-    assert changed(ExperimentKind.UNDO_LEAK, 10, "self.count") == (
-        '+        kept = [(changed, dict(vars(changed))) for changed in [loader] if hasattr(changed, "__dict__")]\n'
-        "+        for changed, state in kept:\n+            vars(changed).update(state)\n"
-    )
-
-
-def test_a_branch_is_taken_as_rank_0_takes_it() -> None:
-    assert changed(ExperimentKind.FORCE_BRANCH, 11) == (
-        "-        if stopper.bad >= 3 and (\n-            step > 1\n-        ):\n"
-        "+        taken = [bool(stopper.bad >= 3 and ( step > 1 ))]\n"
-        "+        torch.distributed.broadcast_object_list(taken, src=0)\n"
-        "+        if taken[0]:\n"
-    )
-
-
-@pytest.mark.parametrize(
-    ("kind", "line", "name"),
-    [
-        (ExperimentKind.FORCE_BRANCH, 8, ""),
-        (ExperimentKind.FORCE_BRANCH, 4, ""),
-        (ExperimentKind.SET_VALUE, 7, "stopper.<locals>"),
-        (ExperimentKind.SET_VALUE, 7, ""),
-        (ExperimentKind.UNDO_LEAK, 11, "stopper.bad"),
-        (ExperimentKind.SET_VALUE, 99, "stopper.bad"),
-    ],
-)
-def test_what_cannot_be_written_as_a_patch_is_not(kind: ExperimentKind, line: int, name: str) -> None:
-    assert changed(kind, line, name) is None
-    assert changed(kind, line, name, "if this is: no python") is None

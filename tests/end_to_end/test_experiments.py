@@ -83,7 +83,7 @@ def experiments(answer) -> list[tuple[str, str]]:
 def test_an_extra_draw_is_undone_and_the_patch_keeps_the_state(workspace):
     ran, answer = why(workspace, DRAWN)
     assert (answer["result"], experiments(answer)) == ("certain", [("undo_leak", "origin")])
-    assert "random.setstate(kept)" in workspace.harness("why", "--patch", str(ran.run_dir)).stdout
+    assert "random.setstate(kept)" in workspace.harness("why", "--patch", str(ran.run_dir)).out
 
 
 @pytest.mark.slow

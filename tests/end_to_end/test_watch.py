@@ -199,7 +199,9 @@ def test_a_hang_is_reported_while_the_job_runs_on_and_taken_back_when_it_moves(w
     assert (ran.code, ran.out, ran.outcome["verdict"]) == (0, "sum 16.0\n" * 2, "PASS")
     (retracted,) = ran.outcome["findings"]
     assert retracted["code"] == "retracted_hang"
-    assert f"proven to hang {while_it_hung['timing']['wall_s']:.0f} s after the start" in retracted["claim"]
+    proven = re.search(r"proven to hang (\d+) s after the start", retracted["claim"])
+    assert proven is not None
+    assert 0 < int(proven[1]) <= round(while_it_hung["timing"]["wall_s"])  # values were read after the proof
     told = re.findall(r"^nsa-harness: (observing|stall: no rank|HANG;|HANG  |recovered)", ran.err, re.MULTILINE)
     assert told == ["observing", "stall: no rank", "HANG  ", "HANG;", "recovered"]
     again = workspace.harness("report")

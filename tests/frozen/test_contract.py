@@ -64,8 +64,8 @@ ADDED |= {"commands: export", "commands: export <[RUN]>", *(
 ADDED |= {"commands: ready --planned"}
 ADDED |= {"commands: why", "commands: why <[RUN]>", *(
     f"commands: why --{name}"
-    for name in ("python", "no-experiment", "no-values", "repeat", "budget", "dry-run", "patch", "json", "out", "no-redact",
-                 "git-diff")
+    for name in ("python", "experiment", "no-values", "repeat", "budget", "dry-run", "patch", "json", "out",
+                 "no-redact", "git-diff")
 )}  # fmt: skip
 # The sample run chose values that earlier samples had not to choose.
 ADDED |= {"events: outcome: outcome.detail.chosen[]", "events: outcome: outcome.detail.chosen[][]"}

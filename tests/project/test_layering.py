@@ -209,6 +209,7 @@ ALLOWED: dict[str, tuple[set[str], str]] = {
     "harness/nsa_harness/core/diagnosis/call_paths.py": ({"branch", "branches"}, "of the user's code"),
     "harness/nsa_harness/core/diagnosis/parting.py": ({"branch"}, "of the user's code"),
     "harness/nsa_harness/core/source_code/excerpt.py": ({"branch", "branches"}, "of the user's code"),
+    "harness/nsa_harness/core/source_code/deciding.py": ({"branch", "branches"}, "of the user's code"),
     "harness/nsa_harness/core/source_code/program_source.py": ({"branch", "branches"}, "of the user's code"),
     "harness/nsa_harness/core/report.py": ({"gate", "gates"}, "a gate of a decision"),
     "harness/nsa_harness/core/outcome/reproduction.py": ({"branches"}, "of the script that is written"),

@@ -237,9 +237,14 @@ def claim(
 def why(
     run: StoredRun = None,
     python: Annotated[str | None, option("--python PATH", _PYTHON, PROGRAM)] = None,
-    no_experiment: Annotated[
-        bool, option("--no-experiment", "Record the run, and do not test the answer by experiments.", RUNS)
-    ] = False,
+    experiment: Annotated[
+        bool | None,
+        option(
+            "--experiment/--no-experiment",
+            "Test the answer by experiments in further runs. By default, unless the program uses a shared service.",
+            RUNS,
+        ),
+    ] = None,
     no_values: NoValues = False,
     repeat: Annotated[
         int, option("--repeat N", "Recorded runs at most, until one fails like the first run.", RUNS, min=1)
@@ -265,7 +270,7 @@ def why(
 
     max_runs, budget_s = _parse_runs_or_time(budget)
     request = WhyRequest(
-        run_path=run, python=python, values=not no_values, experiments=not no_experiment, repeat=repeat, max_runs=max_runs,
+        run_path=run, python=python, values=not no_values, experiments=experiment, repeat=repeat, max_runs=max_runs,
         budget_s=budget_s, dry_run=dry_run,
         options=run_options(out, Probe.FULL, as_json=as_json, no_redact=no_redact, git_diff=git_diff),
     )  # fmt: skip

@@ -50,6 +50,7 @@ from nsa_harness.core.recording.explanation import (
 from nsa_harness.core.recording.judgement import Judgement, judge_experiment, read_events, with_control
 from nsa_harness.core.recording.patch import patch, place_to_change
 from nsa_harness.core.recording.recording import RankRecording
+from nsa_harness.core.recording.side_effects import side_effects
 from nsa_harness.core.report import HangKind, Outcome, Place, Status
 from nsa_harness.errors import UsageError
 from nsa_harness.render import answer
@@ -206,19 +207,18 @@ def _question(request: WhyRequest) -> _Question:
     spec = _recorded_spec(replace(spec, cwd=str(directory), python=python), run.run_id, outcome, values=request.values)
     program = LaunchedProgram(specs=(spec,), interpreter=query_interpreter_of((spec,)), working_dir=directory)
     _refuse_old_python(program.interpreter, python)
-    services = _services(program)
+    effects = side_effects(_texts(program), _processes(run.attempt(outcome.spec.scenario, outcome.attempt)))
+    wanted = not effects if request.experiments is None else request.experiments
     alike = [one for one in attempts if one.spec.spec_hash == outcome.spec.spec_hash]
     passed = sum(one.verdict.status is Status.PASS for one in alike)
     first = _first(run, outcome)
-    makes_experiments = request.experiments and not (services or passed or first.stands)
+    makes_experiments = wanted and not (passed or first.stands)
     max_runs = request.repeat + (MAX_EXPERIMENTS + 1 if makes_experiments else 0)
     notes = []
     if passed:
         notes.append(f"{passed} of {len(alike)} attempts of that run passed, so an experiment would prove nothing")
-    if services:
-        notes.append(
-            f"the program imports {services}, so each run may change data outside its directory; no experiment is made"
-        )
+    if effects:
+        notes.append(texts.effects_note(effects, experiments=wanted, is_asked=request.experiments is not None))
     return _Question(
         outcome=outcome, spec=spec, program=program,
         report=WhyReport(

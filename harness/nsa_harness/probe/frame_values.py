@@ -20,8 +20,9 @@ from typing import Any
 from .. import protocol
 from .patches import TroubleLog, patch
 from .places import foreign_code, is_own
+from .safe_attributes import MISSING, _first, attribute
 from .status_file import StatusFileWriter
-from .values import MISSING, _first, attribute, frame_variables, is_code, length, read, variable
+from .values import frame_variables, is_code, length, read, variable
 
 NAMES_LIMIT = 40  # per frame
 TEXT_LIMIT = 200  # characters of a value

@@ -20,8 +20,9 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from .lengths import attribute_returned
 from .safe_attributes import MISSING as MISSING
-from .safe_attributes import TYPES_LIMIT, bases_of, module_namespace
+from .safe_attributes import TYPES_LIMIT, _first, bases_of, module_namespace
 from .safe_attributes import attribute as attribute
 from .safe_attributes import item as item
 
@@ -186,9 +187,7 @@ def length(value: Any) -> Any:
     if any(kind is other for other in _SIZED):
         return kind.__len__(value)
     module = sys.modules.get("torch.utils.data")
-    if type(module) is not types.ModuleType:
-        return MISSING
-    names = module_namespace(module)
+    names = module_namespace(module) if type(module) is types.ModuleType else {}
     for name, rule in _LENGTHS.items():
         if kind is names.get(name):
             return rule(value)
