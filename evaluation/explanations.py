@@ -184,11 +184,11 @@ def section() -> list[str]:
         "",
         *paragraph(
             """
-            `nsa-harness why` ran once for each of the failing programs of these rounds, after the run that failed. A
-            line is right if it is at most two lines away from a line that fixes the bug. The programs of rounds 1 to 4
-            were known when the rules of `why` were written; those of the later rounds were not. After the first five
-            programs of round 5, the rule that says which experiment proves an origin was made stricter, because two of
-            its three proofs were wrong.
+            `nsa-harness why` ran once for each program that the table counts, after the run that failed. The other
+            failing programs of these rounds have not been run yet. A line is right if it is at most two lines away from
+            a line that fixes the bug. The programs were not known when the rules of `why` were written. After the first
+            five programs of round 5, the rule that says which experiment proves an origin was made stricter, because
+            two of its three proofs were wrong.
             """
         ),
         "",

@@ -45,7 +45,7 @@ class RunResult(StrEnum):
 
 
 class Proof(StrEnum):
-    """What an experiment shows about its candidate."""
+    """The conclusion that an experiment allows about its candidate."""
 
     ORIGIN = "origin"  # the run went on: the candidate is the origin
     DECISION = "decision"  # the run went on with a forced decision

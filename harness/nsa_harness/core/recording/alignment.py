@@ -20,7 +20,7 @@ Row = dict[int, int]  # by number of the trace: its execution
 
 @dataclass(frozen=True)
 class Arm:
-    """What one rank did between a parting and the point where the ranks meet again."""
+    """The executions of one rank between a parting and the point where the ranks meet again."""
 
     next_line: int | None  # None: its activation ended
     ending: Ending | None  # how the activation ended; None: it went on

@@ -413,7 +413,7 @@ class Candidates:
 
     @cached_property
     def _ran(self) -> list[dict[tuple[str, int], int]]:
-        """By trace: the first execution of each statement."""
+        """The first execution of each statement, for each trace."""
         return [
             {self._line(trace, execution): execution for execution in reversed(range(len(trace.executions)))}
             for trace in self.traces

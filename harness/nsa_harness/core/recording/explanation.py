@@ -10,7 +10,7 @@ from nsa_harness.core.report import Place
 
 
 class OriginKind(StrEnum):
-    """What made a value differ between the ranks."""
+    """The kind of statement or event that made a value differ between the ranks."""
 
     RANK = "rank"  # the number of the rank, of its host or of its device
     ENVIRONMENT = "environment"  # an environment variable
@@ -75,7 +75,7 @@ class Explanation:
 
 
 class ExperimentKind(StrEnum):
-    """What an experiment changes in a further run. The order is the order in which experiments are tried."""
+    """The kind of change that an experiment makes in a further run. Experiments are tried in this order."""
 
     UNDO_LEAK = "undo_leak"  # restore the value, or the state of the generators, that only the extra call changed
     FIX_HASH_SEED = "fix_hash_seed"  # set PYTHONHASHSEED, so that sets have the same order on all ranks
@@ -101,7 +101,7 @@ class PlannedExperiment:
 
 
 class ExperimentResult(StrEnum):
-    """What happened in the run of an experiment."""
+    """The result of the run of an experiment."""
 
     WENT_ON = "went_on"  # every rank got past the point of the failure, or to its end
     SECOND_CAUSE = "second_cause"  # every rank got past the point, and then the ranks stopped somewhere else
