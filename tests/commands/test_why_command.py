@@ -146,7 +146,7 @@ def test_the_answer_leads_from_the_origin_to_the_effect(
     assert out.index("effects  the program does everything again") < out.index("  1  recorded    HANG")
     told = " ".join(out.split())
     assert "at most 7 runs, to record it, then to test the answer by experiments; the failed run took 5.0 s" in told
-    assert "train.py:52 computes `self.bad` from this rank's own data, and no collective makes it equal" in told
+    assert "train.py:52 takes `self.bad` from this rank's own data, and no collective makes it equal" in told
     assert "(step 33), `self.bad` is 3 on rank 2 and 1 on ranks 0, 1. Line 61, `self.bad >= self.patience`" in told
     assert "do Reduce `self.bad` over the ranks" in told
     assert "No experiment was made: the origin is likely, not certain." in told
@@ -162,7 +162,7 @@ def test_the_answer_leads_from_the_origin_to_the_effect(
     assert from_json(json.dumps(report)).run_id == report["run_id"]
     summary = Path("reports/latest/SUMMARY.md").read_text()
     page = Path("reports/latest/report.html").read_text()
-    for text in ("computes <code>self.bad</code> from this rank", "Values that differ or decide"):
+    for text in ("takes <code>self.bad</code> from this rank", "Values that differ or decide"):
         assert text in page
     assert "## Why train of" in summary
     assert "| train.py:61 |" in summary

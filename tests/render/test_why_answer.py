@@ -130,5 +130,5 @@ def test_the_finding_of_a_recorded_rerun_names_the_origin() -> None:
     finding = texts.finding_of(EXPLANATION, ["train~2/explanation.json"])
     assert finding is not None
     assert (finding.place, finding.ranks, finding.facts["kind"]) == (COUNTER.place, (2,), "missing_reduction")
-    assert finding.claim.startswith("train.py:52 computes `self.bad` from this rank's own data")
+    assert finding.claim.startswith("train.py:52 takes `self.bad` from this rank's own data")
     assert texts.finding_of(replace(EXPLANATION, candidates=()), ()) is None

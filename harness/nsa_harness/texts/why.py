@@ -81,7 +81,7 @@ def remedy(candidate: Candidate, namer: Namer) -> str:
 
 
 def makes(candidate: Candidate, namer: Namer) -> str:
-    """Return what the line of a candidate does, such as "computes `bad` from this rank's own data"."""
+    """Return what the line of a candidate does, such as "takes `bad` from this rank's own data"."""
     if not candidate.name and candidate.kind not in _WITHOUT_NAME:
         return f"decides differently on the ranks ({title(candidate.kind)})"
     return _render(candidate, "makes", namer)
