@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from nsa_harness.cli.options import argument, option
+from nsa_harness.cli.options import Ranks, argument, option, option_lines
 from nsa_harness.cli.run import invocation_from_args
 from nsa_harness.errors import UsageError
 
@@ -43,6 +43,7 @@ def explain(
             "SCENARIO|KEY=VALUE", "A scenario and settings, as for `run`; or a cause, such as rank0_only_collective."
         ),
     ],
+    ranks: Ranks = 2,
 ) -> None:
     """Explain the settings of a scenario, or a cause.
 
@@ -59,7 +60,8 @@ def explain(
         _print(cause_lines(causes[0], _columns()))
     else:
         try:
-            _print(explanation(invocation_from_args(context, targets), machine_facts()))
+            _print(option_lines(Path.cwd()))
+            _print(explanation(invocation_from_args(context, targets, ranks=ranks), machine_facts()))
         except UsageError as error:
             similar = [cause.value for cause in Cause if targets[0] in cause.value]
             more = f"\ncauses with a similar name: {', '.join(similar)}" if similar else ""

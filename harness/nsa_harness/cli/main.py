@@ -22,7 +22,7 @@ from nsa_harness.cli import catalog, experiments, machine, stored
 from nsa_harness.cli import run as cli_run
 from nsa_harness.cli import watch as cli_watch
 from nsa_harness.cli.ci import app as ci_app
-from nsa_harness.cli.options import GroupedCommand
+from nsa_harness.cli.options import GroupedCommand, option_defaults
 from nsa_harness.cli.streams import lost_output, open_standard_streams
 from nsa_harness.errors import HarnessError, UsageError
 
@@ -191,7 +191,10 @@ def run_command_line(argv: Sequence[str]) -> int:
     try:
         _check_environment(os.environ)
         _answer_time_limits(own_args)
-        app(args=own_args, prog_name="nsa-harness", obj=program_args, terminal_width=_help_columns())
+        app(
+            args=own_args, prog_name="nsa-harness", obj=program_args, terminal_width=_help_columns(),
+            default_map=_project_defaults(own_args),
+        )  # fmt: skip
     except SystemExit as ended:
         if isinstance(ended.__context__, BrokenPipeError):  # for this, typer has the exit code of a FAIL
             return 0 if own_args[:1] and own_args[0] in _COMMANDS_WITHOUT_VERDICT else _NOT_JUDGED
@@ -218,6 +221,15 @@ def run_command_line(argv: Sequence[str]) -> int:
             raise
         return _report_bug(error, as_json="--json" in own_args)
     return 0
+
+
+def _project_defaults(own_args: Sequence[str]) -> dict[str, dict[str, object]]:
+    """Return the defaults that the project's pyproject.toml sets. Help and completion do not read it."""
+    if own_args[:1] and own_args[0] in _COMMANDS and not {"-h", "--help"} & set(own_args):
+        from pathlib import Path
+
+        return option_defaults(typer.main.get_command(app), Path.cwd())
+    return {}
 
 
 def _answer_time_limits(own_args: Sequence[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import re
 import shlex
 import sys
@@ -195,6 +196,13 @@ def is_given(context: typer.Context, name: str) -> bool:
     return source is not None and source.name != "DEFAULT"
 
 
+def origin_of_option(context: typer.Context, name: str) -> str:
+    """Return where the value of the option `name` comes from, as `explain` shows it."""
+    source = context.get_parameter_source(name)
+    origins = {"COMMANDLINE": "command line", "ENVIRONMENT": f"{_variable([name])}", "DEFAULT_MAP": "pyproject.toml"}
+    return origins.get(source.name, "default") if source is not None else "default"
+
+
 def parse_jobs(text: str) -> int | None:
     """Return the value of --jobs, or None for "auto". Raise UsageError if it is invalid."""
     if text == AUTO:
@@ -212,6 +220,36 @@ def parse_budget(text: str | None) -> float | None:
     if match is None or float(match[1]) <= 0:
         raise UsageError(f"--budget: expected a time such as 90s, 20m or 2h, got {text!r}")
     return float(match[1]) * {"s": 1.0, "m": 60.0, "h": 3600.0}[match[2] or "s"]
+
+
+# Defaults from the user's pyproject.toml.
+
+
+def option_defaults(group: Any, working_dir: Path) -> dict[str, dict[str, Any]]:
+    """Return the project's defaults by command and parameter, as `default_map` of a click context.
+
+    `group`: the click group with all commands. Raises ScenarioError, with all mistakes, if the table has any.
+    """
+    from nsa_harness.supervisor.launch.project_file import read_project_file
+
+    project = read_project_file(working_dir)
+    if project is None:
+        return {}
+    options = {f"--{key}": value for key, value in project.options().items()}
+    return {
+        name: {param.name: options[form] for param in command.params for form in param.opts if form in options}
+        for name, command in group.commands.items()
+    }
+
+
+def option_lines(working_dir: Path) -> Iterator[str]:
+    """Yield one YAML comment for each option that the project sets, with its line in pyproject.toml."""
+    from nsa_harness.supervisor.launch.project_file import read_project_file
+
+    project = read_project_file(working_dir)
+    if project is not None:
+        for key, value in project.options().items():
+            yield f"{f'# --{key}: {json.dumps(value)}':<44}  # {project.origin(key)}"
 
 
 # Shell completion.

@@ -30,6 +30,7 @@ from nsa_harness.cli.options import (
     Verbose,
     argument,
     option,
+    origin_of_option,
     parse_jobs,
     run_options,
     scenario_names,
@@ -185,7 +186,14 @@ def invocation_from_args(
         raise UsageError(f"{programs[0]} and {programs[1]}: only one program can run at a time; name one of them")
     if program_args and not programs:
         raise UsageError("`--` passes arguments to your program, but none is named: nsa-harness run FILE.py -- ARGS")
-    program = Script(file=programs[0], ranks=ranks, args=program_args, module=module is not None) if programs else None
+    program = (
+        Script(
+            file=programs[0], ranks=ranks, args=program_args, module=module is not None,
+            ranks_origin=origin_of_option(context, "ranks"),
+        )
+        if programs
+        else None
+    )  # fmt: skip
     scenarios = tuple(word for word in targets or () if word not in files)
     return Invocation(arguments=scenarios, script=program, working_dir=Path.cwd(), environ=os.environ)
 

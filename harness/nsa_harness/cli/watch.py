@@ -71,10 +71,12 @@ def watch(
     from nsa_harness.commands.watch import WatchRequest
     from nsa_harness.commands.watch import watch as run_watch
     from nsa_harness.core.scenario.observed_job import observed_limits
+    from nsa_harness.supervisor.launch.project_file import project_limits
 
     kind, hook = _parse_on_hang(on_hang)
     request = WatchRequest(
-        command=command, limits=observed_limits(limits or (), deadline), out=out, on_hang=kind, hook=hook,
+        command=command, limits=observed_limits(limits or (), deadline, defaults=project_limits(Path.cwd())),
+        out=out, on_hang=kind, hook=hook,
         probe=probe.value, json=as_json, quiet=quiet, command_line=typed_command(), redact=not no_redact,
         git_diff=git_diff, reads_values=not no_values,
     )  # fmt: skip
@@ -116,10 +118,12 @@ def attach(
     from nsa_harness.commands.watch import AttachRequest, chosen_job
     from nsa_harness.commands.watch import attach as run_attach
     from nsa_harness.core.scenario.observed_job import observed_limits
+    from nsa_harness.supervisor.launch.project_file import project_limits
 
     request = AttachRequest(
-        pid=chosen_job(_choose_job) if pid is None else pid, for_s=for_s, limits=observed_limits(limits or ()), out=out,
-        json=as_json, command_line=typed_command(), redact=not no_redact, verbose=verbose,
+        pid=chosen_job(_choose_job) if pid is None else pid, for_s=for_s,
+        limits=observed_limits(limits or (), defaults=project_limits(Path.cwd())), out=out, json=as_json,
+        command_line=typed_command(), redact=not no_redact, verbose=verbose,
         reads_values=not no_values,
     )  # fmt: skip
     raise typer.Exit(run_attach(request))

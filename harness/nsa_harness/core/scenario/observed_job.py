@@ -9,7 +9,7 @@ from dataclasses import replace
 from nsa_harness.core.plan import Expect, Launcher, Limits, RunSpec
 from nsa_harness.core.scenario.checks import check_scenario
 from nsa_harness.core.scenario.overrides import is_override, parse_override, with_overrides
-from nsa_harness.core.scenario.yaml_tree import Origin, from_plain
+from nsa_harness.core.scenario.yaml_tree import Node, Origin, from_plain, merge
 from nsa_harness.errors import UsageError
 
 _SECTION = "limits."
@@ -27,10 +27,11 @@ def starts_ranks(words: Sequence[str]) -> bool:
     )
 
 
-def observed_limits(words: Sequence[str], deadline_s: float | None = None) -> Limits:
+def observed_limits(words: Sequence[str], deadline_s: float | None = None, *, defaults: Node | None = None) -> Limits:
     """Return the time limits set by arguments such as `limits.stall_s=10`. Raise UsageError if one is invalid.
 
-    `deadline_s` is the value of --deadline. Without it, `limits.deadline_s` applies. By default there is no deadline.
+    `defaults`: a tree with the limits of the user's project, which apply where no argument sets one. `deadline_s` is
+    the value of --deadline. Without it, `limits.deadline_s` applies. By default there is no deadline.
     """
     for word in words:
         if not (is_override(word) and word.startswith(_SECTION)):
@@ -38,6 +39,7 @@ def observed_limits(words: Sequence[str], deadline_s: float | None = None) -> Li
                 f"{word}: only limits can be set here, such as limits.stall_s=10; your command follows `--`"
             )
     bare = from_plain({"name": "job", "about": "observed", "run": {"command": ["job"]}}, Origin(source="command line"))
+    bare = bare if defaults is None else merge(bare, defaults)
     result = check_scenario(with_overrides(bare, [parse_override(word) for word in words]), None)
     if result.scenario is None:
         raise UsageError("\n".join(str(mistake) for mistake in result.mistakes))

@@ -51,10 +51,11 @@ class Axis:
 
 @dataclass(frozen=True, kw_only=True)
 class Changes:
-    """The changes that the command line makes to every selected scenario."""
+    """The changes that the command line and the user's project make to every selected scenario."""
 
     overrides: tuple[Override, ...] = ()
     axes: tuple[Axis, ...] = ()
+    defaults: Node | None = None  # settings of the project, which apply where the scenario sets nothing
 
 
 @dataclass(frozen=True, kw_only=True)

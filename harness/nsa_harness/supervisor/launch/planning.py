@@ -37,12 +37,13 @@ from nsa_harness.core.scenario.program import Surroundings
 from nsa_harness.core.scenario.resolve import resolve
 from nsa_harness.core.scenario.scenario import OUR_PROGRAM, RESERVED_NAMES, Scenario
 from nsa_harness.core.scenario.selection import Selection, select_items
-from nsa_harness.core.scenario.yaml_tree import Node, Origin, Plain, from_plain, origin_of, plain, value_text
+from nsa_harness.core.scenario.yaml_tree import Node, Origin, Plain, from_plain, merge, origin_of, plain, value_text
 from nsa_harness.errors import MissingNeed, MissingTorch, ScenarioError, UsageError, did_you_mean
 from nsa_harness.subject.environment import EnvironmentOverride, environment_overrides
 from nsa_harness.subject.files import IN_CHECKOUT
 from nsa_harness.subject.program import PROGRAM
 from nsa_harness.supervisor.launch.launcher import SUBJECT
+from nsa_harness.supervisor.launch.project_file import project_limits
 from nsa_harness.supervisor.launch.scenario_files import (
     LoadedScenario,
     load_catalog,
@@ -64,6 +65,7 @@ class Script:
     ranks: int
     args: tuple[str, ...]
     module: bool = False
+    ranks_origin: str = COMMAND_LINE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,6 +187,7 @@ def select_scenarios(invocation: Invocation) -> tuple[tuple[SelectedScenario, ..
     changes = Changes(
         overrides=tuple(parse_override(word) for word in invocation.arguments if is_override(word)),
         axes=tuple(parse_axis(word) for word in invocation.matrix),
+        defaults=project_limits(invocation.working_dir),
     )
     selection = Selection(patterns=patterns, tags=invocation.tags, expression=invocation.expression)
     if invocation.script is not None:
@@ -405,11 +408,11 @@ def _script_scenario(script: Script, working_dir: Path) -> LoadedScenario:
     value: Plain = {
         "name": name,
         "about": f"{Path(script.file).name} on {script.ranks} ranks",
-        "run": {"program": script.file, "ranks": script.ranks, "args": list(script.args)},
+        "run": {"program": script.file, "args": list(script.args)},
     }
-    return LoadedScenario(
-        name=name, file=COMMAND_LINE, tree=from_plain(value, Origin(source=COMMAND_LINE)), is_shipped=False
-    )
+    ranks = Override(key="run.ranks", value=from_plain(script.ranks, Origin(source=script.ranks_origin)))
+    tree = with_overrides(from_plain(value, Origin(source=COMMAND_LINE)), [ranks])
+    return LoadedScenario(name=name, file=COMMAND_LINE, tree=tree, is_shipped=False)
 
 
 def _python_file(file: str, working_dir: Path) -> Path:
@@ -431,16 +434,15 @@ def _with_changes(
 def _variants(
     scenario_file: LoadedScenario, changes: Changes, environ: Mapping[str, str]
 ) -> Iterator[SelectedScenario]:
+    own = scenario_file.tree
+    if changes.defaults is not None and not scenario_file.is_shipped:
+        own = merge(changes.defaults, own)
     environment_settings = (
-        _environment_overrides(environ)
-        if _runs_shipped_program(with_overrides(scenario_file.tree, changes.overrides))
-        else ()
+        _environment_overrides(environ) if _runs_shipped_program(with_overrides(own, changes.overrides)) else ()
     )
     command_line_keys = {override.key for override in changes.overrides} | {axis.key for axis in changes.axes}
     effective = [setting for setting in environment_settings if setting.override.key not in command_line_keys]
-    tree = with_overrides(
-        with_overrides(scenario_file.tree, [setting.override for setting in effective]), changes.overrides
-    )
+    tree = with_overrides(with_overrides(own, [setting.override for setting in effective]), changes.overrides)
     tree = with_axes(tree, changes.axes)
     notes = tuple(setting.note for setting in effective)
     for variant in variants(tree):
