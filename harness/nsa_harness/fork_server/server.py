@@ -1,7 +1,8 @@
 """The program that runs as the fork server.
 
-Its command line is python -u server.py CONTROL BLANKS. CONTROL is the file descriptor of the control socket. BLANKS is
-an argument of blanks that reserves memory for the command lines of forked processes.
+Its command line is python -u server.py CONTROL MODULES BLANKS. CONTROL is the file descriptor of the control socket.
+MODULES are names of modules to import, separated by commas. BLANKS is an argument of blanks that reserves memory for
+the command lines of forked processes.
 """
 
 import os
@@ -21,7 +22,7 @@ def _serve() -> object:
     sys.modules["_nsa_harness_server"] = sys.modules["__main__"]  # it keeps running when another module is __main__
     from _nsa_harness.fork_server.serving import serve  # type: ignore[import-not-found]
 
-    return serve(socket.socket(fileno=int(sys.argv[1])))
+    return serve(socket.socket(fileno=int(sys.argv[1])), sys.argv[2].split(",") if sys.argv[2] else [])
 
 
 if __name__ == "__main__":

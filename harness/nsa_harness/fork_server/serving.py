@@ -17,6 +17,7 @@ import select
 import signal
 import socket
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +65,7 @@ class ForkedReaper(reaper.Reaper):
         _replace_streams(os.open(os.devnull, os.O_RDONLY), output, output)
 
 
-def serve(control: socket.socket) -> Program:
+def serve(control: socket.socket, preload: Sequence[str]) -> Program:
     """Fork one supervisor process, called reaper, for each launch.
 
     The server exits when the controller does. This function returns only in a forked process, and returns the program
@@ -72,7 +73,7 @@ def serve(control: socket.socket) -> Program:
     """
     title = ProcessTitle()
     os.environ.pop(title.reserved_variable, None)
-    bindings = _preload()
+    bindings = _preload(preload)
     reason = _reason_against_forking()
     top_level_modules = sorted({name.partition(".")[0] for name in sys.modules} - {"__main__"})
     control.sendall(json.dumps({"refused": reason} if reason else {"modules": top_level_modules}).encode() + b"\n")
@@ -85,8 +86,8 @@ def serve(control: socket.socket) -> Program:
     return _become_launcher(order, title, import_output, bindings)
 
 
-def _preload() -> list[EarlyBinding]:
-    """Import torch and other modules that most programs need.
+def _preload(names: Sequence[str]) -> list[EarlyBinding]:
+    """Import torch, other modules that most programs need, and the modules `names`.
 
     Return the references to torch.distributed in the modules that a program would import only after the probe has
     started.
@@ -94,7 +95,7 @@ def _preload() -> list[EarlyBinding]:
     for name in PROBE_TRIGGERS:
         importlib.import_module(name)
     modules_before = set(sys.modules)
-    for name in PRELOADED:
+    for name in (*PRELOADED, *names):
         importlib.import_module(name)
     return early_bindings(set(sys.modules) - modules_before)
 

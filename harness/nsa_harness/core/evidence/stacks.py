@@ -23,10 +23,12 @@ _PACKAGE = re.compile(r"/(?:site|dist)-packages/([^/]+)")
 _MACHINERY = {"torch", "numpy", "triton", "functorch", "torchgen"}
 # The program that ships with nsa-harness counts as the user's program. The probe and planted faults do not.
 _SUBJECT = re.compile(
-    r"-packages/nsa_attention/|-packages/nsa_harness/(?!(?:probe|faults|fork_server|supervisor)/)[^/]+/"
+    r"-packages/nsa_attention/|-packages/nsa_harness/(?!(?:probe|faults|fork_server|supervisor|pytest_plugin)/)[^/]+/"
     r"|/(?:nsa_)?harness/faults/acts\.py$"
 )
-_GUESTS = re.compile(r"/(?:nsa_)?harness/(?:probe|faults)/")  # in a checkout and in an installed package
+_GUESTS = re.compile(
+    r"/(?:nsa_)?harness/(?:probe|faults|fork_server|pytest_plugin)/"
+)  # in a checkout and in an installed package
 _PROBE = re.compile(r"/(?:nsa_)?harness/probe/")
 _LIBRARY_POLLERS = (
     "tqdm/_monitor.py",

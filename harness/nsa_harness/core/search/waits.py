@@ -144,7 +144,7 @@ def _lines(frames: Sequence[Frame]) -> tuple[str, ...]:
 
 
 def _is_the_programs(frame: Frame) -> bool:
-    return not is_library(frame.file) and not frame.file.startswith("<") and "/fork_server/" not in frame.file
+    return not is_library(frame.file) and not frame.file.startswith("<")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -138,7 +138,7 @@ class _ForkedReaper:
 class _Server:
     """A fork server process. The constructor raises CannotFork if the server does not start."""
 
-    def __init__(self, environment: dict[str, str], cwd: str | None) -> None:
+    def __init__(self, environment: dict[str, str], cwd: str | None, preload: Sequence[str]) -> None:
         self._variables = {f"{name}={value}" for name, value in environment.items()}
         self._output_fd = os.memfd_create("printed")
         self._control, server_end = socket.socketpair()
@@ -146,7 +146,14 @@ class _Server:
         room = {_ENV_RESERVE: " " * _VARIABLES_BYTES}
         with server_end, open(os.memfd_create("printed"), "wb") as stdout:
             self._process = subprocess.Popen(
-                [sys.executable, "-u", str(_SERVER), str(server_end.fileno()), " " * _ARGUMENTS_BYTES],
+                [
+                    sys.executable,
+                    "-u",
+                    str(_SERVER),
+                    str(server_end.fileno()),
+                    ",".join(preload),
+                    " " * _ARGUMENTS_BYTES,
+                ],
                 env={**_ONE_THREAD, **environment, **room},
                 cwd=cwd,
                 stdin=subprocess.DEVNULL,
@@ -228,7 +235,9 @@ class ForkServer:
     Each server is started when it is first needed. This class is thread-safe.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, preload: Sequence[str] = ()) -> None:
+        """Create no server yet. `preload`: modules that each server imports, in addition to torch."""
+        self._preload = tuple(preload)
         self._servers: dict[tuple[str | None, frozenset[tuple[str, str]]], _Server | CannotFork] = {}
         self._lock = threading.Lock()
 
@@ -282,7 +291,7 @@ class ForkServer:
         with self._lock:
             if key not in self._servers:
                 try:
-                    self._servers[key] = _Server(environment, spec.cwd)
+                    self._servers[key] = _Server(environment, spec.cwd, self._preload)
                 except CannotFork as reason:
                     self._servers[key] = reason
                 except OSError as error:

@@ -1,0 +1,97 @@
+"""The pytest plugin: tests that run on every rank, scenarios as tests, and runs of a script from a test.
+
+Nothing of nsa-harness is imported until a test needs it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from nsa_harness.core.report import Outcome
+    from nsa_harness.pytest_plugin.launching import Runs
+
+_IN_RANK = "nsa_harness.pytest_plugin.in_rank"
+_MARKER = (
+    'ranks(count, backend="gloo"): run the body of the test in `count` processes under torchrun. nsa-harness judges the'
+    " run: a hang fails the test, with its cause, rank and line."
+)
+_runs = pytest.StashKey["Runs"]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("nsa-harness")
+    group.addoption(
+        "--nsa-scenarios",
+        nargs="?",
+        const="",
+        metavar="DIR",
+        help="run the scenario files below DIR as tests (default: scenarios)",
+    )
+    group.addoption("--nsa-out", metavar="DIR", help="directory for the reports of runs (default: pytest's own)")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", _MARKER)
+    directory = config.getoption("--nsa-scenarios", None)
+    if directory is not None:
+        from nsa_harness.pytest_plugin.scenarios import ScenarioCollector
+
+        config.pluginmanager.register(ScenarioCollector(config, directory), "nsa_scenarios")
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if _runs in config.stash:
+        config.stash[_runs].close()
+
+
+def runs_of(config: pytest.Config) -> Runs:
+    """Return the object that launches runs for this pytest session. It is created when the first run needs it."""
+    if _runs not in config.stash:
+        from nsa_harness.pytest_plugin.launching import Runs
+
+        config.stash[_runs] = Runs(config)
+    return config.stash[_runs]
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if _is_rank(config):
+        return
+    for item in items:
+        if item.get_closest_marker("ranks") is not None and isinstance(item, pytest.Function):
+            item.fixturenames = []  # the fixtures of the test are set up in each rank, not here
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    marker = pyfuncitem.get_closest_marker("ranks")
+    if marker is None or _is_rank(pyfuncitem.config):
+        return None
+    from nsa_harness.pytest_plugin.ranks import run_on_ranks
+
+    run_on_ranks(pyfuncitem, marker, runs_of(pyfuncitem.config))
+    return True
+
+
+def _is_rank(config: pytest.Config) -> bool:
+    return config.pluginmanager.hasplugin(_IN_RANK)
+
+
+@pytest.fixture
+def nsa_run(request: pytest.FixtureRequest) -> Callable[..., Outcome]:
+    """Run a script under torchrun and return its Outcome: `nsa_run("train.py", "--steps", "2", ranks=2)`.
+
+    Settings are keywords with `__` for a dot, such as `limits__stall_s=20`. A run that fails or hangs raises nothing;
+    compare `outcome.verdict.status`.
+    """
+
+    def run(script: str | Path, *args: str, ranks: int = 2, **settings: Any) -> Outcome:
+        words = [f"{key.replace('__', '.')}={value}" for key, value in settings.items()]
+        runs = runs_of(request.config)
+        return runs.run(runs.script(script, args, ranks=ranks, settings=words, item=request.node)).outcome
+
+    return run

@@ -1,0 +1,168 @@
+"""Launches runs for a pytest session."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+from _pytest.config import default_plugins
+from filelock import FileLock, Timeout
+
+from nsa_harness import __version__
+from nsa_harness.commands.session import run_directory, session
+from nsa_harness.core.plan import Launcher, RunSpec, Skip
+from nsa_harness.core.report import Outcome
+from nsa_harness.render.listener import Listener
+from nsa_harness.render.terminal.terminal import Terminal
+from nsa_harness.subject.playbook import PLAYBOOK
+from nsa_harness.supervisor.launch.fork_client import ForkServer
+from nsa_harness.supervisor.launch.launcher import end_dead_runs
+from nsa_harness.supervisor.launch.machine import machine_facts
+from nsa_harness.supervisor.launch.planning import Invocation, Script, plan_launches
+from nsa_harness.supervisor.storage.rundir import RunOptions
+
+_JUDGING_S = 15.0  # reserved for stacks, proof and report before pytest-timeout ends the test
+_JUDGING_SHARE = 0.3  # of a short timeout
+_LEASE_POLL_S = 0.05
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """A run that has ended: its outcome, what `nsa-harness run` would print, and where its report is."""
+
+    outcome: Outcome
+    text: str
+    path: Path
+
+
+class Runs:
+    """Launches the runs of one pytest session, from a process that has already imported torch where possible."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+        self._facts = machine_facts()
+        self._server = ForkServer(preload=("pytest", *(f"_pytest.{name}" for name in default_plugins)))
+        end_dead_runs()
+
+    def close(self) -> None:
+        self._server.__exit__(None, None, None)
+
+    def script(
+        self,
+        file: str | os.PathLike[str],
+        args: Sequence[str],
+        *,
+        ranks: int,
+        item: pytest.Item,
+        settings: Sequence[str] = (),
+        module: bool = False,
+    ) -> RunSpec:
+        """Return the launch of a program, named after the test, with a deadline before pytest-timeout's.
+
+        Fails the test with UsageError if an argument is wrong, and skips it if this machine lacks what it needs.
+        """
+        program = Script(file=os.fspath(file), ranks=ranks, args=tuple(args), module=module)
+        timeout = timeout_s(item)
+        if timeout is not None and not any(word.startswith("limits.deadline_s=") for word in settings):
+            reserve = min(_JUDGING_S, timeout * _JUDGING_SHARE)
+            settings = (*settings, f"limits.deadline_s={timeout - reserve:.3f}")
+        invocation = Invocation(
+            arguments=tuple(settings), script=program, working_dir=Path.cwd(), environ=dict(os.environ)
+        )
+        (spec,) = plan_launches(invocation, self._facts).specs
+        if isinstance(spec, Skip):
+            pytest.skip(spec.reason)
+        name = re.sub(r"[^A-Za-z0-9_.-]+", "_", item.name).strip("_.-")[:80] or "test"
+        env = (*spec.env, ("PYTEST_ADDOPTS", ""))  # the options of this session are not those of a rank
+        return replace(spec, scenario=name, about=item.nodeid, subject=item.nodeid, env=env)
+
+    def run(self, spec: RunSpec, *, warm: bool = False) -> Answer:
+        """Launch one run and wait for its end. Raise KeyboardInterrupt after Ctrl-C.
+
+        `warm`: fork the ranks from a process that has imported torch, if that is safe for this program.
+        """
+        # A variable that differs from test to test would need a fork server of its own for each.
+        os.environ.pop("PYTEST_CURRENT_TEST", None)  # pytest sets it again before it next reads it
+        if warm:
+            spec = self._server.with_launcher(replace(spec, launcher=Launcher.FORK))
+        options = RunOptions(command=f"pytest {spec.about}", out=self._out())
+        with (
+            ExitStack() as stack,
+            run_directory(options) as run,
+            session(run, options, [spec], screen=Listener(), facts=self._facts) as running,
+        ):
+            devices = self._lease(spec, stack)
+            outcome = running.launch(spec, devices=devices, server=self._server)
+            running.announce(outcome)
+            (final,) = running.write_documents([outcome]).outcomes
+            if running.interrupted:
+                raise KeyboardInterrupt
+        return Answer(outcome=final, text=f"{_answer(final, run.path)}\n  report    {run.path}", path=run.path)
+
+    def _out(self) -> Path:
+        directory = self._config.getoption("--nsa-out", None)
+        if directory:
+            return Path(self._config.invocation_params.dir, directory)
+        return self._shared() / "nsa-harness"
+
+    def _shared(self) -> Path:
+        """Return the temporary directory of this pytest session, which the workers of pytest-xdist share."""
+        factory: pytest.TempPathFactory = self._config._tmp_path_factory  # type: ignore[attr-defined]
+        base = factory.getbasetemp()
+        return base.parent if hasattr(self._config, "workerinput") else base
+
+    def _lease(self, spec: RunSpec, stack: ExitStack) -> tuple[int, ...] | None:
+        """Reserve one GPU for each rank until the run has ended, among the workers of pytest-xdist.
+
+        Returns None for a run without GPUs, or if only this process launches runs.
+        """
+        if spec.device != "cuda" or not hasattr(self._config, "workerinput"):
+            return None
+        # One worker at a time collects its GPUs, so that two workers never each hold half of what they need.
+        with FileLock(self._shared() / "nsa-gpus.lock"):
+            devices: list[int] = []
+            while True:
+                for number in range(len(self._facts.gpus)):
+                    lock = FileLock(self._shared() / f"nsa-gpu{number}.lock")
+                    if number in devices or len(devices) == spec.ranks:
+                        continue
+                    try:
+                        lock.acquire(timeout=_LEASE_POLL_S)
+                    except Timeout:
+                        continue
+                    stack.callback(lock.release)
+                    devices.append(number)
+                if len(devices) == spec.ranks:
+                    return tuple(sorted(devices))
+
+
+def _answer(outcome: Outcome, path: Path) -> str:
+    """Return what `nsa-harness run` prints about an outcome."""
+    screen = io.StringIO()
+    terminal = Terminal(screen, version=__version__, playbook=PLAYBOOK, environ={"NO_COLOR": "1"}, verbose=False)
+    terminal.on_outcome(outcome, path)
+    terminal.close()
+    return screen.getvalue().strip()
+
+
+def timeout_s(item: pytest.Item) -> float | None:
+    """Return the time limit that pytest-timeout sets for a test, in seconds, or None if there is none."""
+    config = item.config
+    if not config.pluginmanager.hasplugin("timeout"):
+        return None
+    marker = item.get_closest_marker("timeout")
+    value = (marker.args[0] if marker.args else marker.kwargs.get("timeout")) if marker is not None else None
+    if value is None:
+        value = config.getoption("timeout", None)
+    if value is None:
+        value = config.getini("timeout")
+    try:
+        return float(value) or None  # 0 means no limit
+    except (TypeError, ValueError):
+        return None

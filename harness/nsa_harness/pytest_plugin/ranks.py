@@ -1,0 +1,115 @@
+"""Runs the body of one test in several processes under torchrun, and turns their reports into its result."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nsa_harness.core.report import Status
+from nsa_harness.pytest_plugin.in_rank import OPTIONS, options_to_pass
+from nsa_harness.pytest_plugin.launching import Answer, Runs
+from nsa_harness.texts.words import ranks as ranks_text
+
+_LIMIT_BYTES = 8_000_000  # of the reports of one rank
+_JUDGED = (Status.PASS, Status.FAIL)
+
+Reports = Mapping[int, Sequence[Any]]
+
+
+def run_on_ranks(item: pytest.Function, marker: pytest.Mark, runs: Runs) -> None:
+    """Run the test in each rank. Fail or skip it here, as the ranks did."""
+    count, backend = _arguments(marker)
+    config = item.config
+    with tempfile.TemporaryDirectory(prefix="nsa-harness-test-") as directory:
+        words = [
+            f"{item.path}::{item.nodeid.partition('::')[2]}",
+            "-p", "nsa_harness.pytest_plugin", "-p", "nsa_harness.pytest_plugin.in_rank",
+            *(word for name in config.option.plugins for word in ("-p", name)),
+            "-q", "--no-header", "--no-summary", "--runxfail", "-p", "no:cacheprovider", "-o", "addopts=",
+            f"--rootdir={config.rootpath}", *([f"-c={config.inipath}"] if config.inipath else ()),
+            f"--import-mode={config.getoption('importmode')}", f"--nsa-rank-reports={directory}",
+            f"--nsa-backend={backend or ''}",
+        ]  # fmt: skip
+        Path(directory, OPTIONS).write_text(options_to_pass(config), encoding="utf-8")
+        spec = runs.script("pytest", words, ranks=count, item=item, module=True)
+        answer = runs.run(spec, warm=True)
+        _conclude(answer, {rank: _reports(Path(directory, f"rank{rank}.jsonl"), config) for rank in range(count)})
+
+
+def _arguments(marker: pytest.Mark) -> tuple[int, str | None]:
+    """Return the number of ranks and the backend. Fail the test if the marker has other arguments."""
+
+    def ranks(count: int, backend: str | None = "gloo") -> tuple[int, str | None]:
+        return count, backend
+
+    try:
+        bound = inspect.signature(ranks).bind(*marker.args, **marker.kwargs)
+    except TypeError as error:
+        pytest.fail(f"@pytest.mark.ranks: {error}; expected ranks(count, backend='gloo')", pytrace=False)
+    count, backend = ranks(*bound.args, **bound.kwargs)
+    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+        pytest.fail(f"@pytest.mark.ranks: expected a number of ranks, got {count!r}", pytrace=False)
+    return count, backend
+
+
+def _reports(file: Path, config: pytest.Config) -> list[Any]:
+    """Return the reports of one rank. A rank that was ended may have left an incomplete last line."""
+    try:
+        text = file.read_bytes()[:_LIMIT_BYTES].decode(errors="replace")
+    except FileNotFoundError:
+        return []
+    reports = []
+    for line in text.split("\n"):
+        try:
+            reports.append(config.hook.pytest_report_from_serializable(config=config, data=json.loads(line)))
+        except ValueError:
+            break
+    return reports
+
+
+def _conclude(answer: Answer, reports: Reports) -> None:
+    failed = {rank: report for rank, group in reports.items() for report in group[::-1] if report.failed}
+    if failed:
+        texts = [_failure_text(failed, len(reports))]
+        if answer.outcome.verdict.status not in _JUDGED:
+            texts.append(answer.text)
+        pytest.fail("\n".join([*texts, f"report: {answer.path}"]), pytrace=False)
+    if answer.outcome.verdict.status is not Status.PASS:
+        pytest.fail(answer.text, pytrace=False)
+    skipped = {rank: report for rank, group in reports.items() for report in group if report.skipped}
+    if len(skipped) == len(reports):
+        pytest.skip(_skip_reason(next(iter(skipped.values()))))
+    silent = [rank for rank, group in reports.items() if not any(report.when == "call" for report in group)]
+    if silent:
+        others = "skipped the test" if set(silent) <= set(skipped) else "did not run the test"
+        pytest.fail(f"{ranks_text(silent)} {others}, and other ranks did\nreport: {answer.path}", pytrace=False)
+
+
+def _failure_text(failed: Mapping[int, Any], count: int) -> str:
+    """Return what the failed ranks reported, the first failure first. Ranks with the same text share it."""
+    in_order = sorted(failed, key=lambda rank: getattr(failed[rank], "stop", 0.0))
+    ranks_of: dict[str, list[int]] = {}
+    for rank in in_order:
+        ranks_of.setdefault(_text(failed[rank]), []).append(rank)
+    parts = []
+    for text, ranks in ranks_of.items():
+        everyone = f"all {count} ranks" if len(ranks) == count > 1 else ranks_text(sorted(ranks))
+        parts.append(f"{everyone} failed:\n{text}")
+    return "\n".join(parts)
+
+
+def _text(report: Any) -> str:
+    when = "" if getattr(report, "when", "call") == "call" else f"in {report.when}: "
+    sections = "".join(f"\n---- {name} ----\n{text.rstrip()}" for name, text in report.sections if text.strip())
+    return f"{when}{report.longreprtext}{sections}"
+
+
+def _skip_reason(report: Any) -> str:
+    reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+    return str(reason).removeprefix("Skipped: ")
