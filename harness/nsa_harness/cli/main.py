@@ -96,6 +96,19 @@ nsa-harness fit
 nsa-harness fit --tokens 8192
 # also check the prediction with a run at half the size
 nsa-harness fit SWEEP CHECK --tokens 8192""",
+    "history": """
+# all scenarios and scripts
+nsa-harness history
+# one script: what changed when its verdict changed?
+nsa-harness history train.py""",
+    "compare": """
+# the latest run, with an earlier one
+nsa-harness compare reports/20261128T140531-8394""",
+    "prune": """
+# which runs would go?
+nsa-harness prune --keep 20
+# remove them
+nsa-harness prune --keep 20 --yes""",
     "export": """
 # the latest run as one archive
 nsa-harness export
@@ -144,6 +157,9 @@ _COMMANDS: dict[str, Callable[..., None]] = {
     "watch": cli_watch.watch,
     "attach": cli_watch.attach,
     "read": cli_watch.read,
+    "history": stored.history,
+    "compare": stored.compare,
+    "prune": stored.prune,
     "fit": stored.fit,
     "doctor": machine.doctor,
     "selftest": machine.selftest,

@@ -1,7 +1,9 @@
-"""The commands `nsa-harness report`, `export` and `fit`, which work with stored runs."""
+"""The commands `nsa-harness report`, `export`, `fit`, `history`, `compare` and `prune`, which work with stored runs."""
 
 from __future__ import annotations
 
+import os
+import sys
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -11,6 +13,7 @@ import typer
 from nsa_harness.cli.options import REPORT, NoRedact, Out, StoredRun, Strict, Verbose, argument, option
 from nsa_harness.errors import UsageError
 
+JsonDocument = Annotated[bool, option("--json", "Print the answer as JSON.")]
 TRUTH = "The correct answer (with --as misdiagnosis)"
 _PROMPT = "Print the worst failure as text to paste, at most 6 kB."
 
@@ -139,3 +142,72 @@ def fit(
     answer = fit_runs(run_paths or (), RequestedSize(tokens=tokens, layers=layers), out or Path("reports"))
     print("\n".join(answer.lines).lstrip("\n"))
     raise typer.Exit(answer.code)
+
+
+def history(
+    target: Annotated[
+        str | None, argument("[SCENARIO|FILE.py]", "A scenario or script. Default: an overview of all of them.")
+    ] = None,
+    last: Annotated[int, option("--last N", "List the latest N runs.", min=1)] = 20,
+    as_json: JsonDocument = False,
+    out: Out = None,
+) -> None:
+    """Show how the runs of a scenario or script went over time.
+
+    Shows verdicts, times and memory, and what changed whenever the verdict changed: commit, packages, variables, host.
+    """
+    from nsa_harness.commands.history import history as history_of
+
+    for line in history_of(target, out or Path("reports"), most=last, as_json=as_json, width=_columns()):
+        print(line)
+
+
+def compare(
+    before: Annotated[Path, argument("BEFORE", "A run directory or run id.")],
+    after: Annotated[Path | None, argument("[AFTER]", "The run to compare it with. Default: the latest run.")] = None,
+    as_json: JsonDocument = False,
+    out: Out = None,
+) -> None:
+    """Compare two stored runs: verdicts, times, memory, loss and surroundings.
+
+    Exits with 1 if the second run is worse: not as expected, or worse by more than the repeats of these runs vary.
+    """
+    from nsa_harness.commands.history import compare_runs
+
+    lines, code = compare_runs(
+        before, after or Path("latest"), out or Path("reports"), as_json=as_json, width=_columns()
+    )
+    print("\n".join(lines))
+    raise typer.Exit(code)
+
+
+def prune(
+    named: Annotated[list[Path] | None, argument("[RUN...]", "Runs to keep, or to pin or unpin.")] = None,
+    keep: Annotated[int, option("--keep N", "Keep the latest N runs.", min=0)] = 50,
+    yes: Annotated[bool, option("--yes", "Remove the runs. Without it, they are only listed.")] = False,
+    pin: Annotated[bool | None, option("--pin/--unpin", "Pin the named runs, so that they are always kept.")] = None,
+    out: Out = None,
+) -> None:
+    """Remove old runs.
+
+    Runs that are named, pinned, in use, or that a claim refers to are kept.
+    """
+    from nsa_harness.commands.history import pin as pin_runs
+    from nsa_harness.commands.history import prune as prune_runs
+
+    parent = out or Path("reports")
+    if pin is not None and not named:
+        raise UsageError("--pin and --unpin need the runs: nsa-harness prune --pin RUN")
+    lines = (
+        prune_runs(named or (), parent, keep=keep, is_confirmed=yes)
+        if pin is None
+        else pin_runs(named or (), parent, is_pinned=pin)
+    )
+    for line in lines:
+        print(line)
+
+
+def _columns() -> int:
+    from nsa_harness.render.terminal.stream import output_size
+
+    return output_size(sys.stdout, os.environ)[0]
