@@ -72,10 +72,7 @@ class SkipReason:
 def night_summary(
     reports: Sequence[JobReport], unread: Sequence[UnreadFile] = (), expected_jobs: Sequence[str] = ()
 ) -> NightSummary:
-    """Return a summary of all reports from a nightly CI run.
-
-    `expected_jobs` are the names of the jobs that should have stored a report, or empty if unknown.
-    """
+    """Summarize all reports of a nightly CI run. `expected_jobs`: jobs that should have stored one, if known."""
     by_job: dict[str, list[Report]] = {name: [] for name in expected_jobs}
     for item in reports:
         by_job.setdefault(item.job, []).append(item.report)

@@ -134,10 +134,7 @@ def size_text(size_bytes: int) -> str:
 
 
 def _check_amount(amount: int, fact: str, advice: str, *levels: tuple[CheckState, int, str]) -> CheckResult:
-    """Compare `amount` with the thresholds `levels`, worst first, each given as (state, minimal amount, consequence).
-
-    Return the state of the first threshold that is not reached, with its consequence.
-    """
+    """Return the state and consequence of the first of `levels`, worst first, whose minimal amount is not reached."""
     for state, least, consequence in levels:
         if amount < least:
             return state, fact + consequence, advice

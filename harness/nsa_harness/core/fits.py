@@ -83,10 +83,7 @@ Term = tuple[int, int]  # exponents of tokens and layers
 
 @dataclass(frozen=True, kw_only=True)
 class GrowthForm:
-    """A form of function, with terms in tokens and layers, that can be fitted to measured costs.
-
-    It is a sum of terms, or a power law if `terms` is empty.
-    """
+    """A sum of terms in tokens and layers that can be fitted to measured costs, or a power law if `terms` is empty."""
 
     terms: tuple[Term, ...]
 
@@ -123,10 +120,7 @@ class Fit:
         return Interval(value=slope, low=slope - reach, high=slope + reach)
 
     def predict(self, size: Size) -> Interval:
-        """Return the predicted value for a step of this size.
-
-        The interval includes the predictions of all alternative forms.
-        """
+        """Return the predicted value at this size, with all alternative forms within its interval."""
         if self.processor_fit is not None:
             return self._predict_over_cores(self.processor_fit, size)
         main = _predict_with_form(self.form, self.points, self.keys, size)
@@ -176,10 +170,7 @@ class Fit:
 
 
 def fit_points(quantity: Quantity, points: Iterable[Point]) -> Fit | None:
-    """Return a function of tokens and layers fitted to the measured points, or None if no function fits them.
-
-    Return None if there are too few sizes, if a value is not above 0, or if no form fits.
-    """
+    """Return a function of tokens and layers fitted to positive values at enough sizes, or None if none fits."""
     by_size = tuple(sorted(points, key=lambda one: (one.size.layers, one.size.tokens)))
     over = _varied_keys(by_size)
     if not over or any(one.value <= 0 for one in by_size):
@@ -237,10 +228,7 @@ def _is_within(one: Size, other: Size) -> bool:
 
 
 def _is_plausible(form: GrowthForm, points: Sequence[Point], over: tuple[str, ...], counted: bool) -> bool:
-    """Return whether fitting the form to the points makes no term negative.
-
-    The constant of a counted quantity may be, because the first tokens can cost less than later ones.
-    """
+    """Return whether a fit makes no term negative, except for the constant of a counted quantity."""
     if not form.terms:
         return _power(points, over[0])[1] >= 0
     try:
@@ -253,10 +241,7 @@ def _is_plausible(form: GrowthForm, points: Sequence[Point], over: tuple[str, ..
 
 
 def _prediction_error(form: GrowthForm, points: Sequence[Point], over: tuple[str, ...]) -> float | None:
-    """Return the error of a prediction at the largest sizes, made by a fit to all other points.
-
-    Return None if too few points remain for the fit.
-    """
+    """Return the error at the largest sizes of a fit to all other points, or None if these are too few."""
     left_out = [number for number in (1, 2) if len(points) - number >= form.coefficients]
     try:
         misses = [_relative_error(form, points[:-number], points[-number:], over) for number in left_out]
@@ -341,10 +326,7 @@ class _Solution:
 
 
 def _solve(form: GrowthForm, points: Sequence[Point]) -> _Solution:
-    """Fit the coefficients of a sum of terms by minimizing the squared relative differences to the points.
-
-    Raise ZeroDivisionError if the points cannot distinguish the terms.
-    """
+    """Fit the coefficients by least squares. Raise ZeroDivisionError if the points cannot distinguish the terms."""
     weights = [1 / (point.value * max(point.error, _EXACT)) for point in points]
     # The columns are scaled, because a squared number of tokens and a constant differ by orders of magnitude.
     scales = [max(_term(term, point.size) for point in points) for term in form.terms]

@@ -19,10 +19,7 @@ class Launcher(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """The time limits of a run in seconds.
-
-    None means that the limit is chosen while the run is watched, or that there is no deadline.
-    """
+    """The time limits of a run in seconds. None: chosen while the run is watched, or no deadline."""
 
     stall_s: float | None = None
     busy_s: float | None = None

@@ -16,10 +16,7 @@ from nsa_harness.core.stored_keys import stored_as
 
 
 def doc(text: str) -> FieldInfo:
-    """Return a pydantic field whose description is `text`.
-
-    `nsa-harness schema` prints the description for readers of the JSON file.
-    """
+    """Return a pydantic field whose description `nsa-harness schema` prints."""
     info: FieldInfo = Field(description=text)
     return info
 
@@ -165,9 +162,7 @@ class RankStatus:
 
 @dataclass(frozen=True, kw_only=True)
 class CallStack:
-    """The user's lines in the call stack of one or more ranks, at the point where these ranks were blocked or
-    failed.
-    """
+    """The user's lines in the call stack of ranks at the point where they were blocked or failed."""
 
     ranks: Ranks
     of: Annotated[str, doc('"thread reader", "process 4711" or "ValueError"; empty: the thread that trains')]
@@ -196,9 +191,7 @@ class RanksValue:
 
 @dataclass(frozen=True, kw_only=True)
 class NamedValue:
-    """A name of the program, with its values when the ranks were blocked or failed. A rank without a value is left
-    out.
-    """
+    """A name of the program and its values on the ranks that had one when they were blocked or failed."""
 
     name: str  # "stopper.bad" or "len(loader)"
     file: str

@@ -31,9 +31,7 @@ def needs_another_attempt(policy: Policy, attempts: Sequence[Outcome]) -> bool:
 
 
 def failed_enough(policy: Policy, scenarios: Iterable[Sequence[Outcome]]) -> bool:
-    """Return whether enough scenarios have failed to reach --maxfail. Each item of `scenarios` is the attempts of one
-    scenario.
-    """
+    """Return whether enough scenarios, given as their attempts, have failed to reach --maxfail."""
     if policy.maxfail is None:
         return False
     finished_scenarios = [
@@ -93,11 +91,7 @@ def _fits(loads: Sequence[Load], room: Room) -> bool:
 
 
 def parallel_runs(load: Load, room: Room) -> tuple[int, str]:
-    """Return how many runs with this load fit on the machine in parallel, and the resource that limits them.
-
-    The number is at least 1. The name is "" if nothing limits them. A run with GPUs is limited by GPUs and not by
-    cores.
-    """
+    """Return how many runs with this load fit in parallel, at least 1, and the resource that limits them, or ""."""
     bounds = [] if room.jobs is None else [(room.jobs, "")]
     if load.gpus:
         bounds.append((room.gpus // load.gpus, "devices"))

@@ -111,10 +111,7 @@ def find_in_words(words: Sequence[str]) -> list[list[Found]]:
 
 
 def find_in_value(name: str, value: str, start: int = 0, *, typed: bool = True) -> list[Found]:
-    """Return the secret in `value`, as a list of one or none, if the name of the value announces a secret.
-
-    `typed`: the name is that of an option or an environment variable. `start`: the position of the value in its text.
-    """
+    """Return the secret in `value`, if its name announces one. `typed`: an option or environment variable."""
     return _value_of(name, value, required_of(name.lstrip("-"), typed=typed), start, may_be_url=typed)
 
 

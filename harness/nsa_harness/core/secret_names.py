@@ -133,10 +133,7 @@ def full_name(before: str, name: str) -> str:
 
 @lru_cache(maxsize=4096)
 def required_of(name: str, *, typed: bool = False) -> Required | None:
-    """Return what the value of `name` must look like to be a secret, or None if no value of this name is secret.
-
-    Set `typed` for a command-line option, an environment variable or a part of a URL, whose names are chosen with care.
-    """
+    """Return what the value of `name` must look like to be a secret, or None. `typed`: a carefully chosen name."""
     parts = [part.lower() for part in _PART.findall(name)]
     if "existing" in parts:  # the value is the name of a secret that is stored elsewhere
         return Required.RANDOM

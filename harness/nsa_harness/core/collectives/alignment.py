@@ -104,11 +104,7 @@ def differences(
 
 
 def difference_of_stacks(timelines: Mapping[int, Timeline]) -> Difference | None:
-    """Return how the collective calls in the last stacks of the ranks differ, or None if they do not differ.
-
-    The ranks are in different collectives, or name different roots. If one of them is in a transfer, the result is
-    None. A stack does not show which rank is wrong.
-    """
+    """Return how the collectives in the ranks' last stacks differ, or None. It does not say which rank is wrong."""
     events = {rank: event for rank, line in sorted(timelines.items()) for event in line.events[-1:]}
     if any(event.is_transfer for event in events.values()):
         return None
@@ -131,10 +127,7 @@ def difference_of_stacks(timelines: Mapping[int, Timeline]) -> Difference | None
 
 
 def _have_different_roots(roots: Mapping[int, int | None]) -> bool:
-    """Return whether ranks in the same call use different root ranks.
-
-    Ranks of several groups with a root each do not count.
-    """
+    """Return whether ranks of one group, in the same call, use different root ranks."""
     has_lone_root = 1 in Counter(roots.values()).values()
     return None not in roots.values() and (
         has_lone_root or any(roots.get(root or 0, root) != root for root in roots.values())
@@ -543,10 +536,7 @@ def _later_in_training(difference: Difference) -> Difference | None:
 
 
 def _late_difference(group: str, tracks: Sequence[_Track]) -> Difference | None:
-    """Return the difference at a call that only some ranks have made so far, or None if there is none.
-
-    It is LATE, unless the progress of a rank shows that it has passed the point of training where the call is made.
-    """
+    """Return the difference at a call that only some ranks have made so far, or None if there is none."""
     count = min(len(track.events) for track in tracks)
     ahead = {track.rank: track for track in tracks if len(track.events) > count}
     events = {rank: track.events[count] for rank, track in ahead.items()}
@@ -618,10 +608,7 @@ def _between_steps(track: _Track) -> bool:
 
 
 def _has_passed(track: _Track, event: Event, waiting: Sequence[StatusFile]) -> bool:
-    """Return whether the rank is past the point in training at which the waiting ranks made a call.
-
-    `waiting` are the status files of these ranks.
-    """
+    """Return whether the rank is past the point in training at which the ranks of `waiting` made a call."""
     status_file = track.status_file
     if status_file is None or event.step is None or event.position is None:
         return False

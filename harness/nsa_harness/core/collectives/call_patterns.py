@@ -62,10 +62,7 @@ def _with_steps(line: Sequence[Event], event: Event) -> tuple[list[Hashable], in
 
 
 def index_of(line: Sequence[Event], event: Event) -> int:
-    """Return the index of the object `event` in `line`.
-
-    Equal events may occur several times.
-    """
+    """Return the index of the object `event` itself in `line`, which may contain equal events."""
     return next(at for at, candidate in enumerate(line) if candidate is event)
 
 
@@ -98,10 +95,7 @@ def pattern_break(line: Timeline) -> PatternBreak | None:
 
 
 def last_transfer_of_loop(line: Timeline) -> Event | None:
-    """Return the last transfer of a rank that has left a loop of transfers, or None if it has not left one.
-
-    The rank has left its loop if its latest event is a call that it never made before.
-    """
+    """Return the last transfer of a rank that has left its loop for a call that it never made before, or None."""
     before, latest = line.events[:-1], line.events[-1:]
     is_new = bool(latest) and all(event.site != latest[0].site for event in before)
     return (

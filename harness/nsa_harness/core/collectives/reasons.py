@@ -20,10 +20,7 @@ _FETCH = "fetch"  # name of the event when a batch is requested; another event f
 
 @dataclass(frozen=True, kw_only=True)
 class StepDifference:
-    """The first optimizer step in which some ranks called fewer collectives than the others.
-
-    Ranks that caught up in a later step do not count.
-    """
+    """The first optimizer step in which some ranks called fewer collectives than the others, and never caught up."""
 
     step: int
     group: str
@@ -97,10 +94,7 @@ def others_got_more_batches(status_files: Mapping[int, StatusFile], out_of_batch
 
 
 def last_common_call(status_files: Mapping[int, StatusFile]) -> Call | None:
-    """Return the latest call that every rank has finished, or None if there is none.
-
-    The returned object is the call of the lowest rank.
-    """
+    """Return the latest call that every rank has finished, as recorded by the lowest rank, or None if there is none."""
     ledgers = [_ledger(status_file) for _, status_file in sorted(status_files.items())]
     if len(ledgers) < 2:
         return None
@@ -136,9 +130,7 @@ def _finished_rows(rows: Sequence[StepRow]) -> dict[int, StepRow]:
 
 
 def _difference(rows_of: Mapping[int, dict[int, StepRow]], steps: Sequence[int], group: str) -> StepDifference | None:
-    """Return the first step from which the ranks' total numbers of collectives in `group` differ, or None if they
-    agree.
-    """
+    """Return the first step from which the ranks' numbers of collectives in `group` differ, or None if they agree."""
     members = [rank for rank in sorted(rows_of) if any(_entered_count(row, group) for row in rows_of[rank].values())]
     totals = dict.fromkeys(members, 0)
     since: int | None = None
@@ -198,10 +190,7 @@ def _trains(status_file: StatusFile, step: int) -> bool:
 
 
 def _ledger(status_file: StatusFile) -> dict[tuple[int, Key], list[Call]]:
-    """Group the calls of a rank by step and call site.
-
-    Waits, transfers and calls that wait for no other rank are left out.
-    """
+    """Group the collectives of a rank that wait for other ranks by step and call site, without waits and transfers."""
     ledger: dict[tuple[int, Key], list[Call]] = {}
     for call in status_file.calls:
         # The two ranks of a transfer do not make the same call.
@@ -253,10 +242,7 @@ def abandoned_batch(status_files: Mapping[int, StatusFile]) -> AbandonedBatch | 
 
 
 def pace_difference(status_files: Mapping[int, StatusFile]) -> PaceDifference | None:
-    """Return the ranks that use more or fewer batches per step than the others, or None if there are none.
-
-    Also None if the steps of one rank differ, or if no rank finished its training early.
-    """
+    """Return the ranks that use more or fewer batches in every step than the others, or None if there are none."""
     usual = _usual_events(status_files)
     steady = (
         all(set(status_file.events_per_step.values()) == {usual[rank]} for rank, status_file in status_files.items())

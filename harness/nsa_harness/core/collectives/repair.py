@@ -88,10 +88,7 @@ def repairs(
 def _costs(
     left: Sequence[Token], right: Sequence[Token], consecutive: Collection[frozenset[Site]]
 ) -> dict[tuple[int, int], _Cost]:
-    """Map each pair (i, j) to the minimal cost of making `left[i:]` and `right[j:]` compatible.
-
-    Pairs in which one index is more than `_MAX_LEAD` ahead of the other are not in the result.
-    """
+    """Map each pair (i, j), at most `_MAX_LEAD` apart, to the cost of making `left[i:]` and `right[j:]` compatible."""
     cost: dict[tuple[int, int], _Cost] = {}
     for i in range(len(left), -1, -1):
         for j in range(min(len(right), i + _MAX_LEAD), max(0, i - _MAX_LEAD) - 1, -1):
@@ -121,10 +118,7 @@ def _cheapest(
     cost: dict[tuple[int, int], _Cost],
     consecutive: Collection[frozenset[Site]],
 ) -> list[tuple[Edit | None, tuple[int, int]]]:
-    """Return the cheapest edits at position (i, j), each with the position that follows it.
-
-    If later events confirm some edits, only these are considered.
-    """
+    """Return the cheapest edits at position (i, j), confirmed ones if any, each with the position that follows it."""
     edits = _next_edits(left, right, i, j, consecutive)
     options = [(edit, to, _after(price, cost[to])) for edit, price, to in edits if to in cost]
     candidates = [option for option in options if option[2][1]] or options

@@ -78,10 +78,7 @@ class Event:
 
 @dataclass(frozen=True, kw_only=True)
 class Timeline:
-    """The collectives and transfers of one rank, in the order of the calls.
-
-    It begins after the latest gap in the records.
-    """
+    """The collectives and transfers of one rank in call order, beginning after the latest gap in the records."""
 
     rank: int
     events: tuple[Event, ...]  # oldest first
@@ -94,10 +91,7 @@ class Timeline:
 
 
 def with_comparable_callers(timelines: Mapping[int, Timeline]) -> dict[int, Timeline]:
-    """Return the timelines, omitting the call paths of calls whose path is unknown on any rank.
-
-    Otherwise a call with a path would not be equal to the same call without one.
-    """
+    """Return the timelines without the call paths of calls whose path is unknown on any rank."""
     bare = {event.site for line in timelines.values() for event in line.events if not event.chain}
     return {
         rank: replace(
@@ -195,10 +189,7 @@ def _line_of(chain: Sequence[Frame]) -> Place | None:
 
 
 def _training_tid(status_file: StatusFile) -> int | None:
-    """Return the native id of the training thread, or None if it is unknown.
-
-    A thread that only records backward events belongs to autograd. A thread that only records data events prefetches.
-    """
+    """Return the native id of the training thread, not of autograd or a prefetcher, or None if it is unknown."""
     training_events = [event for event in status_file.events if event.kind in TRAINING]
     tids = [
         event.tid for event in training_events if event.tid == status_file.pid or event.kind not in ("backward", "data")
@@ -225,10 +216,7 @@ def _has_every_call(status_file: StatusFile | None) -> bool:
 
 
 def _belongs_in_timeline(call: Call) -> bool:
-    """Return whether a recorded call belongs in a timeline of collectives and transfers.
-
-    Waits on a handle, and calls that create or destroy groups, are not.
-    """
+    """Return whether a call belongs in a timeline: it neither waits on a handle nor creates or destroys a group."""
     return not call.op.startswith((protocol.WAIT, *SETUP))
 
 
@@ -246,10 +234,7 @@ def _unbroken(collectives: Sequence[Collective]) -> list[Collective]:
 
 
 def _recorded_events(status_file: StatusFile | None, series: Sequence[Collective]) -> Iterator[Event]:
-    """Yield an event for each collective in the flight recorder.
-
-    If one Python call entered several collectives, they become one event with the number of the first.
-    """
+    """Yield an event for each recorded collective, or one for all that the same Python call entered."""
     calls = python_calls(status_file, series) if status_file else {}
     events = (
         _event_of_collective(status_file, collective, calls.get((collective.group, collective.seq)))
@@ -304,10 +289,7 @@ def _step_at(status_file: StatusFile, at_s: float) -> int | None:
 
 
 def _event_of_call(call: Call, equal_sized: frozenset[str]) -> Event:
-    """Convert a call made from Python to an event.
-
-    `equal_sized`: operations with the same size on every rank.
-    """
+    """Convert a call made from Python to an event. Every rank passes the same size to operations in `equal_sized`."""
     return Event(
         group=call.group,
         op=operation(call),
@@ -343,10 +325,7 @@ def field_value(event: Event | Token, field: Field) -> int | str | None:
 
 
 def differing_field(event: Event | Token, other: Event | Token) -> Field | None:
-    """Return the first argument that must be equal but differs between two calls, or None if there is none.
-
-    Also None if the operations differ.
-    """
+    """Return the first argument that must be equal but differs between two calls of one operation, or None."""
     if event.op != other.op:
         return None
     fields = [Field.SHAPE, Field.DTYPE] if event.needs_equal_sizes and other.needs_equal_sizes else []

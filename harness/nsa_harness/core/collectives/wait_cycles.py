@@ -48,9 +48,7 @@ def _links(
 
 
 def _missing_members(event: Event, members: Members, timelines: Mapping[int, Timeline]) -> Iterator[tuple[int, int]]:
-    """Yield each group member that has not entered the collective, and the number of its latest collective in the
-    group.
-    """
+    """Yield each group member that has not entered the collective, and the number of its latest collective there."""
     for rank in members:
         if rank in timelines and timelines[rank].events:
             latest = max((other.seq or 0 for other in timelines[rank].of_group(event.group)), default=0)

@@ -38,10 +38,7 @@ class PathDivergence:
 
 
 def compare_paths(path: Sequence[Frame], stack: Sequence[Frame]) -> PathDivergence:
-    """Return the point at which the call stack `stack` diverges from the call path `path`.
-
-    Both contain only frames of the program (no library frames), outermost first.
-    """
+    """Return where the stack `stack` diverges from the call path `path`. Both have program frames, outermost first."""
     pairs = list(zip(path, stack, strict=False))
     at = next((at for at, (a, b) in enumerate(pairs) if (a.file, a.line) != (b.file, b.line)), len(pairs))
     path_frame, stack_frame = pairs[at] if at < len(pairs) else (None, None)
@@ -139,10 +136,7 @@ def relative_positions(context: DiagnosisContext, difference: Difference) -> Rel
 
 
 def diverging_pairs(context: DiagnosisContext, ranks: Sequence[int]) -> Iterator[tuple[int, int, PathDivergence]]:
-    """Yield each ordered pair of ranks and the point at which their stacks diverge.
-
-    Only the first 16 ranks are compared.
-    """
+    """Yield each ordered pair of the first 16 ranks, and the point at which their stacks diverge."""
     for rank, other in permutations(ranks[:_MAX_COMPARED], 2):
         yield rank, other, diverging_frames(context, rank, other)
 

@@ -17,10 +17,7 @@ from nsa_harness.core.report import INCONCLUSIVE, STILL_RUNNING, SUSPECTED, Hang
 
 
 class Caveat(StrEnum):
-    """A gap in the evidence, because of which a cause is only likely instead of certain.
-
-    The caveats are checked in the order of this list, and a finding shows the first that applies.
-    """
+    """A gap in the evidence that makes a cause likely instead of certain. A finding shows the first that applies."""
 
     EVERY_PARTY_AT_FAULT = "all_are_blamed"  # every rank that disagrees counts as at fault
     INDEPENDENT_HANG = "a_rank_stands_elsewhere"  # another rank hangs for a different reason

@@ -43,11 +43,7 @@ def with_caveat(context: DiagnosisContext, explanation: Explanation) -> Explanat
 
 
 def with_reason(explanation: Explanation, findings: Sequence[Explanation]) -> Explanation:
-    """Return the explanation with its reason added, if one of the findings states the reason.
-
-    Only a certain finding counts, and only if the cause table says that it can be the reason for this cause. Otherwise,
-    return the explanation unchanged.
-    """
+    """Return the explanation with its reason, if a certain finding can be this reason according to the cause table."""
     for finding in findings:
         if finding.cause.row.reason_of == explanation.cause.value and finding.confidence >= CERTAIN:
             return replace(explanation, reason=finding.cause)
@@ -67,10 +63,7 @@ def _question(caveat: Caveat, **facts: Fact) -> OpenQuestion:
 
 
 def _every_party_at_fault(context: DiagnosisContext, explanation: Explanation) -> OpenQuestion | None:
-    """Return an open question if the explanation blames every one of the ranks that disagree.
-
-    It is then unknown which of them is right.
-    """
+    """Return an open question if the explanation blames all the ranks that disagree, so none is known to be right."""
     ranks_at_fault = set(explanation.ranks)
     parties = [rank.rank for rank in context.evidence.ranks] if explanation.parties is None else explanation.parties
     is_every_party = len(ranks_at_fault) > 1 and ranks_at_fault.issuperset(parties)
@@ -196,10 +189,7 @@ def _wait_without_name(context: DiagnosisContext, explanation: Explanation) -> O
 
 
 def _wait_without_holder(context: DiagnosisContext, explanation: Explanation) -> OpenQuestion | None:
-    """Return an open question if the rank at fault waits on a condition, event, queue or future.
-
-    These have no holder, so the run does not show which thread should have ended the wait.
-    """
+    """Return an open question if the rank waits on a condition, event, queue or future, which nobody holds."""
     root = next((root for root in context.roots if root.rank in explanation.ranks), None)
     leaf = root.leaf if root else None
     waits = leaf is not None and leaf.function.rpartition(".")[2] in ("wait", "get", "put", "result")

@@ -88,9 +88,7 @@ class DiagnosisContext:
 
     @property
     def roots(self) -> tuple[Wait, ...]:
-        """The waits that started a proven hang: no other rank's wait explains them. The tuple is empty if no hang is
-        proven.
-        """
+        """The waits that started a proven hang, which no other rank's wait explains; () if no hang is proven."""
         return self.judgement.proof.graph.roots if self.judgement.proof else ()
 
     @property
@@ -116,10 +114,7 @@ class DiagnosisContext:
 
     @cached_property
     def timelines(self) -> dict[int, Timeline]:
-        """A dict from each rank to its collectives and transfers, in the order of the calls.
-
-        If only stacks show where the ranks wait, a timeline has a single event: the call in the rank's last stack.
-        """
+        """The calls of each rank in their order; only the call in its last stack if nothing else is known."""
         if not self.stacks_only:
             return self._recorded_timelines
         taken_s = self.evidence.snapshots[-1].at_s
@@ -172,10 +167,7 @@ class DiagnosisContext:
 
     @cached_property
     def own_runs(self) -> tuple[OwnRun, ...]:
-        """The statements that only some ranks executed, in the order of their first execution.
-
-        The tuple is empty if not all ranks recorded their coverage, as on a Python before 3.12.
-        """
+        """The statements that only some ranks executed, by first execution; () if a rank has no coverage."""
         coverages = {rank.rank: rank.coverage for rank in self.evidence.ranks if rank.coverage is not None}
         if len(coverages) < max(2, len(self.evidence.ranks)):
             return ()
@@ -283,10 +275,7 @@ def last_call_before_exit(context: DiagnosisContext, rank: int | None) -> Place 
 
 
 def last_heartbeat_facts(context: DiagnosisContext, rank: int | None) -> Facts | None:
-    """Return the program line at a rank's last heartbeat and the seconds from then until its exit, or None if unknown.
-
-    Return None if the heartbeat or the exit was not recorded.
-    """
+    """Return the line of a rank's last heartbeat and the seconds from then until its exit, or None if not recorded."""
     evidence, status_file = context.rank(rank), context.status_file(rank)
     if (
         evidence is None
@@ -301,10 +290,7 @@ def last_heartbeat_facts(context: DiagnosisContext, rank: int | None) -> Facts |
 
 
 def last_progress_facts(context: DiagnosisContext, rank: int | None) -> Facts:
-    """Return facts about what a rank was last seen doing.
-
-    If nothing was seen, the only fact is `unseen`: the reason, as a key of [unseen] in causes.toml.
-    """
+    """Return facts about what a rank was last seen doing, or only `unseen`: the reason, a key of [unseen]."""
     status_file = context.status_file(rank)
     event = status_file.latest_training_event or status_file.latest_event if status_file else None
     if event is not None:
@@ -317,10 +303,7 @@ def last_progress_facts(context: DiagnosisContext, rank: int | None) -> Facts:
 
 
 def loop_place(context: DiagnosisContext, root: Wait) -> Place | None:
-    """Return the line of an endless loop, the one that most stack samples show, or None if it is unknown.
-
-    If the rank waits for a thread or child process that computes, these are samples of that thread or child.
-    """
+    """Return the line of an endless loop that most samples of the computing thread or process show, or None."""
     own = [sample.user_frame for sample in context.evidence.samples if sample.rank == root.rank]
     below = [child.user_frame for child in computations(root, context.evidence.samples)[0]] if root.computing else []
     lines = Counter(user for user in below or own if user)
@@ -354,10 +337,7 @@ def root_where(
 
 
 def first_failure_of(*kinds: FailureKind) -> Callable[[DiagnosisContext], tuple[Failure] | None]:
-    """Return a function for `@rule_if` that finds the run's first failure if it is one of the given kinds.
-
-    It finds nothing if the first failure was caused by another rank's failure.
-    """
+    """Return a function for `@rule_if` that finds a first failure of these kinds that no other rank caused."""
 
     def find(context: DiagnosisContext) -> tuple[Failure] | None:
         first = context.first_failure
@@ -370,10 +350,7 @@ first_own_failure = first_failure_of(*FailureKind)
 
 
 def first_own_exception(context: DiagnosisContext) -> tuple[Failure, RaisedException] | None:
-    """Return the run's first failure and its exception, or None if no exception of that rank caused it.
-
-    A failure that was caused by another rank's failure does not count.
-    """
+    """Return the run's first failure and its exception, or None if another rank's failure caused it."""
     first = context.first_failure
     return (first, first.exception) if first and first.exception and not first.is_collateral else None
 
@@ -414,17 +391,12 @@ def dump_proof(context: DiagnosisContext, wait: Wait) -> tuple[str, ...]:
 
 
 def ledger_proof(context: DiagnosisContext, rank: int) -> tuple[str, ...]:
-    """Return a tuple with the path of the file that lists the rank's calls. The tuple is empty if there is no such
-    file.
-    """
+    """Return a tuple with the path of the file that lists the rank's calls, or () if there is no such file."""
     return (f"rank{rank}/calls.txt",) if context.status_file(rank) else ()
 
 
 def is_same_exception(failure: Failure, other: Failure) -> bool:
-    """Return whether two ranks raised the same type of exception on the same program line.
-
-    If so, neither failure caused the other.
-    """
+    """Return whether two ranks raised the same exception on the same line, so that neither failure caused the other."""
     if failure.exception is None or other.exception is None or failure.is_collateral or other.is_collateral:
         return False
     if failure.exception.type != other.exception.type:
@@ -450,10 +422,7 @@ def process_facts(child: ChildWait | None) -> Facts | None:
 
 
 def ranks_by_facts(facts: Iterable[tuple[int, Facts]]) -> tuple[Facts, ...]:
-    """Merge the facts that are equal for several ranks.
-
-    The result looks like ({"ranks": (0, 2), "gradients": 4}, {"ranks": (1,), "gradients": 3}).
-    """
+    """Merge equal facts: return for example ({"ranks": (0, 2), "gradients": 4}, {"ranks": (1,), "gradients": 3})."""
     ranks_by_text: dict[str, list[int]] = {}
     facts_by_text: dict[str, Facts] = {}
     for rank, fact in facts:
@@ -519,9 +488,6 @@ def _is_above_optimizer_step(stack: Sequence[Frame], step_path: Sequence[Frame])
 
 
 def _same_function(frame: Frame, other: Frame) -> bool:
-    """Return whether both frames are in the same function.
-
-    py-spy prefixes a method with its class and the probe does not, so only the last part of the names is compared.
-    """
+    """Return whether both frames are in one function. Only py-spy prefixes a method with its class."""
     functions = {candidate.function.rpartition(".")[2] for candidate in (frame, other)}
     return len(functions) == 1 and PurePath(frame.file).name == PurePath(other.file).name

@@ -29,11 +29,7 @@ class Diagnosis:
 
 
 def diagnose(evidence: Evidence, judgement: Judgement, own_rules: tuple[Rule, ...] = ()) -> Diagnosis:
-    """Return the diagnosis of a run: the cause of a verdict other than PASS, and further findings.
-
-    The first rule that explains the run names the cause. `own_rules` come with the program that ran; they add findings,
-    whatever the verdict.
-    """
+    """Return the diagnosis of a run. `own_rules` come with the program and add findings, whatever the verdict."""
     context = DiagnosisContext(evidence=evidence, judgement=judgement)
     rules = {**RULES, RulePhase.PROGRAM: own_rules}
     first = None

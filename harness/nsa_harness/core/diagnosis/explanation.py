@@ -92,10 +92,7 @@ def _json_value(fact: object) -> object:
 def rule_if(
     find: Callable[[DiagnosisContext], tuple[*Match] | None],
 ) -> Callable[[Callable[[DiagnosisContext, *Match], Explanation | None]], Rule]:
-    """Return a decorator for diagnosis rules. The decorated rule applies only if `find(context)` is not None.
-
-    The decorated function receives the context and the values that `find` returned.
-    """
+    """Return a decorator for rules that apply unless `find(context)` is None. They receive the values that it found."""
 
     def rule_of(explain: Callable[[DiagnosisContext, *Match], Explanation | None]) -> Rule:
         @wraps(explain, assigned=("__module__", "__name__", "__doc__"))
@@ -117,10 +114,7 @@ def make_finding(
     place: Place | None = None,
     proof: tuple[str, ...] = (),
 ) -> Finding:
-    """Create a finding without applying a diagnosis rule.
-
-    Its claim and advice are empty until `with_words` of texts/sentences.py adds them.
-    """
+    """Create a finding without a rule. `with_words` of texts/sentences.py adds its claim and advice."""
     certainty = Explanation(cause=cause, evidence=evidence).confidence
     return Finding(
         code=cause.value, claim="", ranks=ranks, place=place, confidence=certainty, proof=proof, advice="", facts=facts

@@ -64,10 +64,7 @@ class Call:
 @stored_as(caught_at="handled")
 @dataclass(frozen=True, kw_only=True)
 class CaughtException:
-    """An exception that the program caught, or that propagated out of a module's forward method.
-
-    Exceptions of the same type from the same line are counted in one object.
-    """
+    """Exceptions of one type and line that the program caught, or that left a module's forward."""
 
     step: int  # optimizer step of the first exception
     type: str
@@ -147,10 +144,7 @@ CREATIONS = frozenset({"new_group", "new_subgroups", "new_subgroups_by_enumerati
 
 
 class Ending(StrEnum):
-    """The reason why nsa-harness stopped watching a run.
-
-    The verdict is derived later, from this reason and other evidence.
-    """
+    """The reason why nsa-harness stopped watching a run. The verdict follows from this and from other evidence."""
 
     EXITED = "exited"  # the launcher has exited; ranks that outlive it are terminated soon after
     STALL = "stall"  # the harness proved that the run makes no more progress, and terminated it
@@ -292,18 +286,12 @@ class StatusFile:
 
     @property
     def latest_training_event(self) -> ProgressEvent | None:
-        """The latest training event of any thread, or None if no training event was recorded.
-
-        Training events are data, forward, backward, optimizer and step events.
-        """
+        """The latest data, forward, backward, optimizer or step event of any thread, or None if there is none."""
         return next((event for event in self.events if event.kind in TRAINING), None)
 
     @property
     def step(self) -> int:
-        """The number of the optimizer step in progress, counted from 1.
-
-        After a step has finished, its number stays until the next batch or forward begins.
-        """
+        """The optimizer step in progress, from 1. A finished step counts until the next batch or forward begins."""
         return self.latest_training_event.step if self.latest_training_event else 1
 
     @property
@@ -390,10 +378,7 @@ class Hint:
 
 @dataclass(frozen=True, kw_only=True)
 class EarlierError:
-    """An exception that led to a later exception.
-
-    It is the `__cause__` or the `__context__` of the other exception, or a process or thread has passed it on.
-    """
+    """An exception that led to a later one: its `__cause__` or `__context__`, or passed on by a process or thread."""
 
     type: str
     message: str
@@ -469,10 +454,7 @@ class RankEvidence:
 @stored_as(no_progress_s="quiet_s")
 @dataclass(frozen=True, kw_only=True)
 class Retraction:
-    """The retraction of a reported hang, after which the job made progress again.
-
-    This can only be seen in jobs that the harness does not terminate.
-    """
+    """The retraction of a reported hang of an observed job, which made progress again."""
 
     at_s: float  # when the hang was taken as proven
     kind: str  # a HangKind

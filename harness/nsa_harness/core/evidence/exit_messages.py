@@ -52,10 +52,7 @@ def last_traceback(log: str) -> tuple[str, str, tuple[Frame, ...]] | None:
 
 
 def with_passed_on_errors(exception: RaisedException) -> RaisedException:
-    """Return a copy of the exception whose causes include the errors quoted in its message.
-
-    DataLoader workers, process pools and spawned ranks pass on their tracebacks as text in a message.
-    """
+    """Return the exception with the tracebacks that workers, pools and spawned ranks quote in its message as causes."""
     texts = (exception.message, *(earlier.message for earlier in exception.chain))
     tracebacks = (traceback for text in texts if (traceback := last_traceback(text)))
     inner = tuple(EarlierError(type=kind, message=message, frames=frames) for kind, message, frames in tracebacks)
@@ -63,10 +60,7 @@ def with_passed_on_errors(exception: RaisedException) -> RaisedException:
 
 
 def earliest_program_error(exception: RaisedException) -> RaisedException:
-    """Return the earliest of the exception's causes that came from the program's code.
-
-    If there is none, the exception is returned unchanged. Errors that a library caught internally are ignored.
-    """
+    """Return the earliest cause from the program's code that no library caught internally, or the exception itself."""
     own = [
         earlier
         for earlier in exception.chain
@@ -162,10 +156,7 @@ def read_background_failures(log: str, exception: RaisedException | None) -> tup
 
 
 def _read_messages(log: str, beginnings: Sequence[tuple[str, re.Pattern[str]]]) -> tuple[PrintedMessage, ...]:
-    """Return the messages in the last lines of a log, without repetitions.
-
-    `beginnings` has pairs of (kind of message, pattern of its first line).
-    """
+    """Return the messages in the last lines of a log, found by (kind, pattern of the first line), each once."""
     lines = log.splitlines()[-_LINES:]
     messages: dict[PrintedMessage, None] = {}
     for number, line in enumerate(lines):
@@ -230,11 +221,7 @@ def _printed_frames(lines: Sequence[str]) -> Iterator[Frame]:
 
 
 def _read_recomputation(lines: Sequence[str]) -> DebugMessage | None:
-    """Return a message about the first difference between a recomputation and the forward pass, or None if there is
-    none.
-
-    `lines` are the output of checkpointing's debug mode.
-    """
+    """Return the first difference that checkpointing's debug mode printed in `lines`, or None if there is none."""
     if _FORWARD not in lines or _RECOMPUTED not in lines:
         return None
     start, middle = lines.index(_FORWARD), lines.index(_RECOMPUTED)
@@ -266,10 +253,7 @@ def _operations(lines: Sequence[str]) -> list[tuple[int, str]]:
 
 
 def _listed_frames(lines: Sequence[str], pass_name: str, number: int) -> Iterator[Frame]:
-    """Yield the stack frames listed for tensor operation `number`, innermost first.
-
-    `pass_name` is "original" for the forward pass or "recompute" for the recomputation.
-    """
+    """Yield the frames listed for tensor operation `number` of the "original" or "recompute" pass, innermost first."""
     inside = False
     for line in lines:
         if trace := _TRACE.match(line):
@@ -324,9 +308,7 @@ def agent_failures(log: str) -> tuple[AgentFailure, ...]:
 
 
 def is_from_outside(sender: str) -> bool:
-    """Return whether a sender that `closing_signals` names is outside the job, so that the job did not fail on its
-    own.
-    """
+    """Return whether a sender named by `closing_signals` is outside the job, so that the job did not fail itself."""
     return sender.startswith(("Slurm", "somebody outside")) and "task failure" not in sender
 
 

@@ -109,10 +109,7 @@ def parse_flight(text: str) -> tuple[Collective, ...]:
 def essential_collectives(
     collectives: Sequence[Collective], max_latest: int = _MAX_PER_GROUP
 ) -> tuple[Collective, ...]:
-    """Return only the collectives that show which rank waits for which.
-
-    These are the latest `max_latest` collectives of each group, and the oldest collectives that have not completed.
-    """
+    """Return only the collectives that show who waits for whom: each group's latest and its oldest incomplete ones."""
     by_group: dict[str, list[Collective]] = {}
     for collective in collectives:
         by_group.setdefault(collective.group, []).append(collective)
@@ -239,9 +236,7 @@ def _list(value: object, where: str) -> Sequence[Any]:
 
 
 def _string(value: object, where: str) -> str:
-    """Return `value` as a string if it is a string or an integer. Raise TypeError, naming `where`, for any other
-    value.
-    """
+    """Return a string or integer as a string, or raise TypeError, naming `where`, for any other value."""
     if isinstance(value, bool) or not isinstance(value, (str, int)):
         raise TypeError(f"{where} is {_repr_of(value)}, no text")
     return str(value)[:_MAX_TEXT]

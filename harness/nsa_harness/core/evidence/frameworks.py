@@ -14,10 +14,7 @@ _DISPATCHERS = ("call", "run", "wrap", "inner", "decorate", "dispatch", "invoke"
 
 
 def framework_frames(frames: Sequence[Frame]) -> tuple[Frame, ...]:
-    """Return the frames of installed packages, other than torch, that the program's innermost line called.
-
-    They are the frames of a framework that runs the program's training, outermost first. `frames` are innermost first.
-    """
+    """Return the frames of installed packages except torch, outermost first, that the innermost program line called."""
     inside = list(takewhile(lambda frame: is_library(frame.file), frames))
     return tuple(frame for frame in reversed(inside) if package_of(frame.file) and not is_machinery(frame.file))
 
@@ -33,10 +30,7 @@ class FrameworkPosition:
 
 
 def framework_positions(frames: Sequence[Frame]) -> list[FrameworkPosition]:
-    """Return where a thread is inside frameworks: one position for each call of one, outermost first.
-
-    `frames` are innermost first.
-    """
+    """Return where a thread is inside frameworks, outermost first, from its frames, innermost first."""
     own = [at for at, frame in enumerate(frames) if not is_library(frame.file) and not frame.file.startswith("<")]
     positions = []
     for inner, at in reversed([*zip([-1, *own], own, strict=False)]):
@@ -51,10 +45,7 @@ def framework_positions(frames: Sequence[Frame]) -> list[FrameworkPosition]:
 
 
 def phase_frame(inside: Sequence[Frame]) -> Frame | None:
-    """Return the innermost framework frame whose function names a hook, or else a phase, or None.
-
-    Only frames of the package that the program called count. `inside` are outermost first.
-    """
+    """Return the innermost of these frames, outermost first, whose function names a hook, or else a phase, or None."""
     own = [frame for frame in reversed(inside) if package_of(frame.file) == package_of(inside[0].file)]
     names = [(frame.function.rpartition(".")[2], frame) for frame in own]
     hooks = (frame for name, frame in names if name.startswith("on_"))

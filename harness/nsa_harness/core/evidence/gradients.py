@@ -67,10 +67,7 @@ class OrderDifference:
 
 
 def read_orders(records: Iterable[dict[str, Any]]) -> dict[int, tuple[str, ...]]:
-    """Return, for each optimizer step, the order in which gradients became ready.
-
-    Each record has the key "step" and the key "arrived" with the list of names. Records of another form are ignored.
-    """
+    """Return the order in which gradients became ready in each optimizer step, from records {"step", "arrived"}."""
     orders: dict[int, tuple[str, ...]] = {}
     for record in records:
         step, names = record.get("step"), record.get("arrived")
@@ -89,11 +86,7 @@ class BucketOrder:
 
 
 def read_bucket_orders(records: Iterable[dict[str, Any]]) -> dict[int, tuple[str, ...]]:
-    """Return, for each optimizer step, the order in which DDP buckets became ready.
-
-    A bucket is named "bucket 0". Each record has the key "step" and the key "buckets" with a list of objects that have
-    the key "bucket". Records of another form are ignored.
-    """
+    """Return the order of DDP buckets, such as "bucket 0", in each step, from records {"step", "buckets"}."""
     orders: dict[int, tuple[str, ...]] = {}
     for record in records:
         step, buckets = record.get("step"), record.get("buckets")

@@ -38,10 +38,7 @@ Point = TypeVar("Point")
 
 
 def read_health_samples(records: Iterable[dict[str, Any]]) -> HealthSamples | None:
-    """Return the health samples of one rank, or None if there are no records.
-
-    Raise KeyError, TypeError or ValueError for a malformed record.
-    """
+    """Return the health samples of one rank, or None if there are no records. Malformed ones raise an error."""
     reader = _Reader()
     for record in records:
         reader.add(record)
@@ -123,10 +120,7 @@ class _Reader:
         self._change(**{name: int(record[name]) for name in ("losses", "bad_losses", "bad_in_a_row")})
 
     def _add_loss(self, record: dict[str, Any]) -> None:
-        """Store the information about a loss that is NaN or infinite.
-
-        If some parameters were already NaN or infinite before this loss, store those parameters instead.
-        """
+        """Store a loss that is NaN or infinite, or the parameters that were so before it."""
         step, place = int(record["step"]), read_place(str(record["place"]))
         if names := _names(record["held"]):
             self._non_finite[0] = self._non_finite.get(0) or NonFiniteValue(

@@ -196,10 +196,7 @@ _MAX_LINE = 300
 
 
 def kill_messages_since(records: Iterable[str], began_us: int) -> Iterator[str]:
-    """Yield the kernel messages since `began_us` about processes killed because the host ran out of memory.
-
-    `records` are the records of /dev/kmsg. `began_us` is in microseconds since boot.
-    """
+    """Yield the kernel messages since `began_us` after boot about processes killed for lack of memory."""
     for record in records:
         parts = _RECORD.match(record)
         message = _KILLED.search(parts[2]) if parts else None
@@ -213,10 +210,7 @@ def killed_pids(lines: Iterable[str]) -> Iterator[int]:
 
 
 def sigterm_reaction(process: Process) -> str:
-    """Return a sentence about how the process would react to SIGTERM, or "" if this is unknown.
-
-    The sentence is derived from the process's state and signal masks. No signal is sent.
-    """
+    """Return how a process would react to SIGTERM, according to its state and masks, or "" if this is unknown."""
     if process.state == "D":
         return "in state D, in which no signal reaches it, SIGKILL included, until its call of the kernel is over"
     if process.state in "Tt" or process.is_frozen:

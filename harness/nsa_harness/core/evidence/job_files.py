@@ -36,10 +36,7 @@ class JobLog:
 
 
 def by_rank(text: str) -> JobLog:
-    """Return the lines of a log, grouped by the rank that printed them.
-
-    The prefix that names the rank is removed. The lines of several ranks may be interleaved in the log.
-    """
+    """Return the lines of a log by the rank that printed them, without the prefixes that name the ranks."""
     plain = _COLOUR.sub("", text) if "\x1b" in text else text
     lines = [line[:_MAX_LINE].rstrip("\r") for line in plain.split("\n")]
     local: dict[int, int] = {}
@@ -57,10 +54,7 @@ def by_rank(text: str) -> JobLog:
 
 
 def _tasks(lines: Sequence[str]) -> Iterator[tuple[int | None, list[str]]]:
-    """Yield the task number and the lines of each task in a log from `srun --label`.
-
-    For any other log, yield (None, all lines).
-    """
+    """Yield the number and lines of each task in a log of `srun --label`, or (None, all lines) for any other log."""
     labels = [_LABEL.match(line) for line in lines]
     of_text = [label for label, line in zip(labels, lines, strict=True) if line.strip()]
     valid = [label for label in of_text if label and int(label[1]) < MAX_RANKS]
@@ -139,10 +133,7 @@ _LAST_NUMBER = re.compile(r"(?:^|[/_.\-])(?:r|gpu|task)?(\d{1,9})(?:\.[A-Za-z]{1
 
 @dataclass(frozen=True, kw_only=True)
 class PathRank:
-    """The rank, launch and attempt that the path of one of a job's files encodes.
-
-    Fields for which the path has no value are None, empty or 0.
-    """
+    """The rank, launch and attempt that a file's path encodes; None, empty or 0 where it does not."""
 
     rank: int | None = None
     local: int | None = None  # local rank, in a path of torchrun --log-dir
@@ -152,10 +143,7 @@ class PathRank:
 
 
 def rank_of_path(name: str) -> PathRank:
-    """Return the rank information encoded in a file's path, such as rank 3 in "rank3.log".
-
-    For "attempt_0/3/stderr.log" this is the local rank, and for "job_3.out" only a number.
-    """
+    """Return the ranks encoded in a path: 3 in "rank3.log", local 3 in "attempt_0/3/stderr.log", or a number."""
     if local := _LOCAL_PATH.search(name):
         return PathRank(local=_rank(local[2]), launch=name[: local.start()], attempt=int(local[1]))
     ranks = _RANK_PATH.findall(name)
@@ -202,10 +190,7 @@ class WatchdogReport:
 
 
 def timeouts(text: str) -> tuple[tuple[int, Collective], ...]:
-    """Return the rank and the collective of each timeout reported by NCCL's watchdog.
-
-    For each rank and group, only the collective with the lowest number is returned.
-    """
+    """Return each rank and the first collective of each group that NCCL's watchdog reports as timed out."""
     groups = {
         (int(match["rank"]), int(match["seq"])): match["group"] or match["id"]
         for match in _matching_lines(_PROGRESS, text, "last enqueued")
@@ -250,10 +235,7 @@ def _open_collective(group: str, seq: int, op: str, count: str | None) -> Collec
 
 
 def _matching_lines(pattern: re.Pattern[str], text: str, *hints: str) -> Iterator[re.Match[str]]:
-    """Yield the matches of `pattern` in lines that contain at least one of the `hints`.
-
-    The hints only save time: a search for a string is much faster than one for the pattern.
-    """
+    """Yield the matches of `pattern` in lines with one of `hints`, which are much faster to search for."""
     if not any(hint in text for hint in hints):
         return iter(())
     lines = (line[:_MAX_LINE] for line in text.split("\n") if any(hint in line for hint in hints))
@@ -326,10 +308,7 @@ _FINGERPRINT = re.compile(
 
 
 def mismatched_collectives(text: str) -> tuple[tuple[int, Collective], ...]:
-    """Return the rank and the collective in each report that collectives do not match between ranks.
-
-    Such reports are printed with TORCH_DISTRIBUTED_DEBUG=DETAIL, and name both ranks.
-    """
+    """Return the rank and collective of each mismatch that TORCH_DISTRIBUTED_DEBUG=DETAIL reports."""
     collectives: dict[int, Collective] = {}
     for match in _matching_lines(_FINGERPRINT, text, "CollectiveFingerPrint"):
         rank = int(match["rank"])
@@ -374,10 +353,7 @@ class JobFile:
 
 
 def is_document(head: bytes) -> bool:
-    """Return whether a file beginning with `head` is a pickle or JSON document.
-
-    Such a file has to be read completely, because a part of it is of no use.
-    """
+    """Return whether a file beginning with `head` is a pickle or JSON, of which a part is of no use."""
     return head[:1] == _PICKLE or _is_json_like(head)
 
 
@@ -387,10 +363,7 @@ def _is_json_like(head: bytes) -> bool:
 
 
 def read_job_file(name: str, data: bytes, changed_ns: int = 0) -> JobFile:
-    """Return the kind and the content of one of a job's files.
-
-    No error is raised. If the file cannot be used, its kind is NOTHING and `reason` says why.
-    """
+    """Return the kind and content of one of a job's files, or NOTHING with a `reason` if it cannot be used."""
     file = JobFile(name=name, kind=JobFileKind.NOTHING, changed_ns=changed_ns)
     if not data.strip():
         return replace(file, reason=EMPTY)

@@ -47,10 +47,7 @@ class FirstSnapshot:
 
 @dataclass(frozen=True, kw_only=True)
 class ProgressNews:
-    """The state of progress that the last printed line about an attempt showed.
-
-    It decides when the next line is printed to an output that keeps every line, such as a CI log.
-    """
+    """The progress that the last printed line about an attempt showed, which decides when the next is printed."""
 
     phase: str
     milestone: int
@@ -72,10 +69,7 @@ def next_news(last: ProgressNews | None, phase: str, progress: Progress) -> Prog
 
 
 def furthest_phase(before: str | None, phase: str) -> str:
-    """Return the later of two phases, so that the progress that is shown never goes backwards.
-
-    A phase is "launch", "step N" or "finish". `before`: the phase that was shown last, or None.
-    """
+    """Return the later of two phases ("launch", "step N" or "finish"), so that shown progress never goes backwards."""
     return max(before or phase, phase, key=_phase_order)
 
 

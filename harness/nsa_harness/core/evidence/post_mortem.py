@@ -96,10 +96,7 @@ class PostMortem:
 
 
 def read_post_mortem(files: Sequence[JobFile], node: str) -> PostMortem:
-    """Return the evidence about a job, derived from its files.
-
-    `node` is the name of the node. No error is raised for any content.
-    """
+    """Return the evidence in the files of a job on `node`, whatever they contain."""
     return _Merge(files=sorted(files, key=lambda file: (file.changed_ns, file.name)), node=node).merge()
 
 
@@ -213,10 +210,7 @@ class _Merge:
     # Dumps.
 
     def _take_dump(self, file: JobFile, pids: Mapping[int, int]) -> None:
-        """Assign a stack dump or flight recorder dump to its rank.
-
-        `pids` maps process ids to ranks. Other files are ignored.
-        """
+        """Assign a stack dump or a recorder dump to its rank. `pids` maps process ids to ranks."""
         if file.kind not in (JobFileKind.RECORDER, JobFileKind.STACKS):
             return
         path = rank_of_path(file.name)
@@ -419,10 +413,7 @@ def _collectives(files: _Rank) -> tuple[Collective, ...]:
 
 
 def _snapshot(rank: RankEvidence, files: _Rank) -> RankSnapshot | None:
-    """Return the last known state of a rank, or None if it left no dump.
-
-    If the rank ended with a timeout while it waited for others and left no stack dump, the traceback is used instead.
-    """
+    """Return a rank's last known state, from its dump or the traceback of a timeout in a wait, or None."""
     stacks, proof = files.stacks, "stacks.txt"
     text = files.text
     if not stacks and not _FATAL_ERROR.search(text):
@@ -505,10 +496,7 @@ def _seconds(stamp: str) -> float:
 
 
 def _launcher(closing: Sequence[tuple[int, str, str]]) -> Exit | None:
-    """Return an exit by the signal that cancelled the whole job from outside, or None if there was none.
-
-    `closing` has (pid, signal, sender) for each signal that launchers and schedulers report.
-    """
+    """Return an exit by the signal that cancelled the whole job from outside, or None if there was none."""
     names = [name for pid, name, sender in closing if not pid and is_from_outside(sender)]
     status = -signal.Signals[names[0]] if names else 0
     return Exit(pid=0, rank=None, status=status, at_s=0.0, during_teardown=False) if names else None

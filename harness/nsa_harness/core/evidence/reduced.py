@@ -101,20 +101,14 @@ def with_short_coverage(evidence: Evidence) -> Evidence:
 
 
 def _whole_steps(calls: tuple[Call, ...], most: int) -> tuple[Call, ...]:
-    """Return at most `most` of a rank's latest calls, beginning with a complete step.
-
-    If all of these calls belong to one step that began earlier, they are all returned.
-    """
+    """Return at most `most` of the latest calls, in complete steps, or all of a single step that began earlier."""
     latest = calls[-most:]
     before = calls[-most - 1].step if len(calls) > most else None
     return tuple(call for call in latest if call.step != before) or latest
 
 
 def without_finished_calls(snapshot: Snapshot) -> Snapshot:
-    """Return the snapshot without most of its finished calls and steps.
-
-    Only the latest are kept, because the others are also in the final status files.
-    """
+    """Return the snapshot with only the latest finished calls and steps; status files have the others too."""
     ranks = (replace(rank, status_file=_with_recent_calls(rank.status_file, _RECENT_CALLS)) for rank in snapshot.ranks)
     return replace(snapshot, ranks=tuple(ranks))
 
@@ -137,10 +131,7 @@ def _with_recent_calls(status_file: StatusFile | None, count: int) -> StatusFile
 
 
 def reduce_evidence(evidence: Evidence, limits: SizeLimits) -> Evidence:
-    """Return the evidence with no more stacks, frames and other items than `limits` allows.
-
-    The items that are most important for the verdict are kept, and a note about the reduction is added to `trouble`.
-    """
+    """Return the evidence within `limits`, with what matters most for the verdict, and a note in `trouble`."""
     cut = Trouble(what="evidence", why="reduced to its bound: the files in dumps/ have all threads and frames")
     snapshots = (
         replace(snapshot, ranks=tuple(_rank_snapshot(rank, limits) for rank in snapshot.ranks))
@@ -247,10 +238,7 @@ def _stacks(stacks: Iterable[Stack], limits: SizeLimits) -> tuple[Stack, ...]:
 
 
 def _frames(stack: Stack, limits: SizeLimits) -> tuple[Frame, ...]:
-    """Return the stack's innermost frames and some of its outer frames.
-
-    If not all outer frames can be kept, those of the program are kept and those of libraries are dropped.
-    """
+    """Return the stack's innermost frames and as many outer ones of the program as `limits` allows."""
     inner, outer = stack.frames[: limits.frames // 2], stack.frames[limits.frames // 2 :]
     own = [frame for frame in outer if not is_library(frame.file)]
     rest = limits.frames - len(inner) - len(own)

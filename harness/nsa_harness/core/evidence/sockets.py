@@ -62,9 +62,7 @@ def parse_answers(data: bytes) -> Iterator[tuple[int, TransferredBytes | None]]:
 
 
 def answers_end(data: bytes) -> bool:
-    """Return whether the datagram `data` contains the end of the kernel's reply. Raise ValueError if it is
-    malformed.
-    """
+    """Return whether a datagram contains the end of the kernel's reply, or raise ValueError if it is malformed."""
     return any(kind in (_NLMSG_DONE, _NLMSG_ERROR) for kind, _ in _messages(data, _NLMSG))
 
 

@@ -183,18 +183,13 @@ def parse_faulthandler(text: str) -> tuple[Stack, ...]:
 
 
 def died_in_native_thread(text: str) -> bool:
-    """Return whether a fatal signal came from a thread without Python, according to a file that faulthandler wrote.
-
-    If a Python thread received the signal, faulthandler marks this thread as the current one.
-    """
+    """Return whether faulthandler's text of a fatal signal marks no Python thread as the one that received it."""
     _, fatal, dump = text.rpartition("Fatal Python error: ")
     return bool(fatal) and "\nCurrent thread " not in dump
 
 
 def is_library(file: str) -> bool:
-    """Return whether the file belongs to a library or to nsa-harness's instrumentation, rather than to the user's
-    code.
-    """
+    """Return whether a file belongs to a library or to nsa-harness's instrumentation, not to the user."""
     if _SUBJECT.search(file):
         return False
     return bool(_STDLIB.search(file) or _PACKAGE.search(file) or _GUESTS.search(file))
@@ -218,10 +213,7 @@ def is_poller(stack: Stack) -> bool:
 
 
 def user_frame(frames: Sequence[Frame]) -> Frame | None:
-    """Return the innermost frame of user code (or else of an installed package), or None if there is neither.
-
-    If there is none, return the innermost frame of an installed package other than torch and similar libraries.
-    """
+    """Return the innermost frame of user code, or else of an installed package unlike torch, or None."""
     own = next((frame for frame in frames if not is_library(frame.file) and not frame.file.startswith("<")), None)
     if own is not None:
         return own
@@ -251,10 +243,7 @@ def training_stack(stacks: Sequence[Stack], pid: int, event_tids: Iterable[int] 
 
 
 def in_function(frames: Sequence[Frame], file_ends: str, names: Iterable[str] = ()) -> Frame | None:
-    """Return the innermost frame in a file whose name ends in `file_ends`, or None if there is none.
-
-    If `names` is not empty, only frames of functions with one of these names count.
-    """
+    """Return the innermost frame in a file ending in `file_ends` and in a function of `names`, if any, or None."""
     functions = set(names)
     return next(
         (
@@ -296,10 +285,7 @@ _AWAITED = {
 
 
 def thread_wait(frames: Sequence[Frame]) -> ThreadWait:
-    """Return the kind of wait for another thread that the frames of a stack show.
-
-    Return A_LOCK if the library frames show no more specific kind. `frames` are innermost first.
-    """
+    """Return the wait for a thread that these frames, innermost first, show. A_LOCK if nothing more specific."""
     return _first_wait(takewhile(lambda frame: is_library(frame.file), frames), _AWAITED)
 
 
@@ -324,10 +310,7 @@ _PROCESS_WAITS = {
 
 
 def process_wait(frames: Sequence[Frame]) -> ThreadWait:
-    """Return the kind of wait for another process that the frames of a stack show.
-
-    Return what `thread_wait` returns if no frame is in multiprocessing. `frames` are innermost first.
-    """
+    """Return the wait for a process that frames in multiprocessing show, or else that of `thread_wait`."""
     library_frames = list(takewhile(lambda frame: is_library(frame.file), frames))
     if not any("/multiprocessing/" in frame.file for frame in library_frames):
         return thread_wait(frames)
@@ -391,10 +374,7 @@ _DEBUGGERS = (
 
 
 def debugger(frames: Sequence[Frame]) -> str:
-    """Return the name of the debugger that is waiting for user input, or "" if there is none.
-
-    `frames` are innermost first. Only library frames that the program's innermost frame called are searched.
-    """
+    """Return the name of the debugger that is waiting for user input, or "" if there is none."""
     for frame in takewhile(lambda frame: is_library(frame.file), frames):
         for file, functions, name in _DEBUGGERS:
             if frame.file.endswith(file) and frame.function.rpartition(".")[2] in functions:
@@ -470,10 +450,7 @@ _RECOMPUTES = ("torch/utils/checkpoint.py", ("recompute_fn", "unpack_hook", "bac
 
 
 def recomputed_frame(frames: Sequence[Frame]) -> Frame | None:
-    """Return the program's outermost frame that activation checkpointing runs a second time, in the backward pass.
-
-    Return None if the thread is in no recomputation. `frames` are innermost first.
-    """
+    """Return the program's outermost frame that checkpointing runs again in the backward pass, or None."""
     boundary = next((at for at, frame in enumerate(frames) if _within((frame,), *_RECOMPUTES)), 0)
     own = [frame for frame in frames[:boundary] if not is_library(frame.file)]
     return own[-1] if own else None
@@ -484,10 +461,7 @@ _RPC_SERVICE = ("torch/distributed/rpc/internal.py", ("_run_function",))
 
 
 def rpc_call(frames: Sequence[Frame]) -> str:
-    """Return the function of torch.distributed.rpc in which the thread waits for an answer, or "" if it is in none.
-
-    `shutdown` does not count: it waits for all ranks, as a collective does. `frames` are innermost first.
-    """
+    """Return the function of torch.distributed.rpc in which the thread waits for an answer, or "" if in none."""
     inside = takewhile(lambda frame: is_library(frame.file), frames)
     names = [frame.function.rpartition(".")[2] for frame in inside if frame.file.endswith(_RPC_CALLS)]
     return next((name for name in names if name in ("rpc_sync", "remote")), "")
@@ -556,19 +530,14 @@ def _is_in_lock(task: Task | None) -> bool:
 
 
 def _calls_native_code(stack: Stack) -> bool:
-    """Return whether the innermost Python frame does not show what the thread waits for: the program's, or a
-    library's.
-    """
+    """Return whether the innermost Python frame, of the program or a library, does not show a wait."""
     leaf = stack.frames[0]
     named = is_standard(leaf.file) or in_probe(leaf.file) or is_poller(stack) or group_call(stack.frames) is not None
     return not named and not leaf.file.endswith((_TORCH_FUTURE, *_DEVICE_FILES))
 
 
 def parse_native(text: str) -> dict[int, tuple[str, ...]]:
-    """Map the id of each thread to the C functions called below its innermost Python frame.
-
-    `text` is the output of `py-spy dump --json --native`. Raise ValueError if it has another form.
-    """
+    """Map each thread of `py-spy dump --json --native` to the C functions below its innermost Python frame."""
     try:
         return {int(thread["os_thread_id"]): _native(thread["frames"]) for thread in json.loads(text)}
     except (KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
@@ -576,10 +545,7 @@ def parse_native(text: str) -> dict[int, tuple[str, ...]]:
 
 
 def parse_pystack(text: str) -> tuple[Stack, ...]:
-    """Return the stacks of all threads in the output of `pystack remote`.
-
-    The innermost frame comes first. Raise ValueError if the output has no thread.
-    """
+    """Return the stacks of `pystack remote`, innermost frames first. Raise ValueError if there are none."""
     threads: list[tuple[int, bool, list[Frame]]] = []
     for line in text.splitlines():
         if thread := _PYSTACK_THREAD.match(line):
@@ -614,10 +580,7 @@ def _native_texts(frames: Iterable[tuple[str, str]]) -> tuple[str, ...]:
 
 
 def _function(name: str) -> str:
-    """Return the name of a native function, or "?" if py-spy reports only its address.
-
-    The addresses differ in each level of a recursion, so equal frames could not be merged.
-    """
+    """Return the name of a native function, or "?" for an address, which differs in each level of a recursion."""
     return "?" if name.startswith("0x") else name
 
 

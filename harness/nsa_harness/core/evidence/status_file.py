@@ -166,10 +166,7 @@ def _as_layout_3(data: bytes) -> bytes:
 
 
 def _identity(data: bytes) -> tuple[int, int, int, int, int]:
-    """Return the process id, rank, world size, creation time in ns, and layout version of a status file.
-
-    Raise ValueError if `data` is not a status file with a known layout.
-    """
+    """Return (pid, rank, world size, creation in ns, layout), or raise ValueError if this is no known status file."""
     if len(data) < protocol.HEADER_SIZE:
         raise ValueError(f"a status file has {protocol.STATUS_FILE_SIZE} bytes, this file has {len(data)}")
     magic, layout, size, pid, rank, world_size, _, created_ns = protocol.IDENTITY.unpack_from(
@@ -287,10 +284,7 @@ def _unbroken_from(ring: Sequence[tuple[int, ...]]) -> int:
 
 
 def _facts(data: bytes, strings: list[str]) -> dict[str, str]:
-    """Return the named strings in the status file.
-
-    If a name occurs several times, the latest text is returned.
-    """
+    """Return the named strings in the status file, the latest for each name."""
     (used,) = protocol.FACTS_USED.unpack_from(data, protocol.FACTS_USED_AT)
     pairs = (
         protocol.FACT.unpack_from(data, protocol.FACTS_AT + i * protocol.FACT.size)
@@ -428,10 +422,7 @@ def _call(record: tuple[int, ...], strings: list[str], chains: list[tuple[Frame,
 
 
 def _own_place(place: Place | None, callers: Sequence[Frame]) -> Place | None:
-    """Return the line of the program's own code from which a call was made.
-
-    If a library such as Lightning made the call, this is the program's line that called the library.
-    """
+    """Return the program's own line from which a call was made, perhaps through a library such as Lightning."""
     if place is None or not callers or not is_library(place.file or ""):
         return place
     return Place(file=callers[0].file, line=callers[0].line, function=callers[0].function)

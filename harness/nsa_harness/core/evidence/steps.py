@@ -24,10 +24,7 @@ SETUP = ("init_process_group", "new_", "split_group", "shrink_group", "destroy_p
 
 
 def entered_s(status_file: StatusFile, collective: Collective) -> float | None:
-    """Return the time at which the rank entered the collective, in seconds since the launch, or None if unknown.
-
-    Return None if the status file lacks the data to convert the flight recorder's clock.
-    """
+    """Return when the rank entered the collective, in seconds since the launch, or None without a clock to convert."""
     return None if status_file.zero_ns is None else (collective.created_ns - status_file.zero_ns) / _NS
 
 
@@ -65,10 +62,7 @@ def _is_entered_by(collective: Collective, call: Call) -> bool:
 
 
 def step_s(status_file: StatusFile) -> float | None:
-    """Return the median duration of an optimizer step in seconds, or None if it is unknown.
-
-    The first step does not count, and at least two other steps must be recorded.
-    """
+    """Return the median duration in seconds of at least two steps after the first, or None."""
     durations_s = [later - earlier for (_, earlier), (_, later) in pairwise(status_file.steps_s)]
     return median(durations_s) if durations_s else None
 
@@ -119,10 +113,7 @@ def by_step(rows: Sequence[StepRow]) -> dict[int, StepRow]:
 
 
 def ledger_table(rows: dict[int, tuple[StepRow, ...]]) -> Iterator[str]:
-    """Yield the lines of a text table that shows each rank's collectives per step.
-
-    `rows` are the step rows by rank. Consecutive steps with the same collectives on every rank are shown once.
-    """
+    """Yield a table of the collectives in `rows` by rank, with equal consecutive steps shown once."""
     ledgers = {rank: by_step(ledger) for rank, ledger in rows.items()}
     yield "Collectives that each rank entered during each optimizer step; 'below': by DDP or FSDP, not from Python."
     texts = {
@@ -189,10 +180,7 @@ def _tallies(status_file: StatusFile, collectives: Sequence[Collective]) -> tupl
 
 
 def _remembered_since(status_file: StatusFile, collectives: Sequence[Collective]) -> float | None:
-    """Return the time since which the records of collectives are complete, or None if none are missing at all.
-
-    For each group, the flight recorder is complete after the latest gap in the numbers.
-    """
+    """Return the time since which the records of collectives are complete, or None if none are missing."""
     groups: dict[str, list[Collective]] = {}
     for collective in collectives:
         groups.setdefault(collective.group, []).append(collective)
@@ -203,9 +191,7 @@ def _remembered_since(status_file: StatusFile, collectives: Sequence[Collective]
 
 
 def _first_after_gap(group: Sequence[Collective]) -> Collective | None:
-    """Return the oldest collective after the latest gap in the sequence numbers of `group`, or None if there is no
-    gap.
-    """
+    """Return the oldest collective after the latest gap in the numbers of `group`, or None without a gap."""
     series = sorted(group, key=lambda entry: entry.seq, reverse=True)
     oldest = series[0]
     for entry in series[1:]:

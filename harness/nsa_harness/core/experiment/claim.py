@@ -125,10 +125,7 @@ class NumberComparison:
 
 
 def compare_numbers(trials: Sequence[Trial], tolerance: float) -> NumberComparison:
-    """Compare the loss and other numbers that the program computed with and without the change.
-
-    `tolerance` is the largest relative difference that counts as rounding.
-    """
+    """Compare the numbers computed on both sides. A relative difference up to `tolerance` counts as rounding."""
     numbers_by_side = [_numbers(trials, side) for side in (FIRST, SECOND)]
     common = [key for key in numbers_by_side[FIRST] if key in numbers_by_side[SECOND]]
     if not common:
@@ -182,10 +179,7 @@ def _compare(step: int | None, name: str, first: Sequence[float], second: Sequen
 
 
 def _relative_difference(first: float, second: float) -> float:
-    """Return the difference of two values as a fraction of the larger one.
-
-    If a value is not finite, the result is 0 for equal values and infinity otherwise.
-    """
+    """Return the difference relative to the larger value; if one is not finite, 0 for equal values or infinity."""
     if math.isfinite(first) and math.isfinite(second):
         return abs(first - second) / (max(abs(first), abs(second)) or 1.0)
     return 0.0 if first == second or (math.isnan(first) and math.isnan(second)) else math.inf
@@ -340,10 +334,7 @@ class SequentialTest:
 
     @property
     def next_side(self) -> int:
-        """FIRST if the next run should be without the change, or SECOND if it should be with the change.
-
-        The order within each pair is drawn at random. A run that could not be judged is repeated.
-        """
+        """FIRST or SECOND: the side to run next, in an order drawn for each pair. An unjudged run is repeated."""
         first, second = map(len, self._failures)
         if first != second:
             return FIRST if first < second else SECOND
@@ -354,10 +345,7 @@ class SequentialTest:
         return count(self.trials, side)
 
     def add_trial(self, trial: Trial) -> None:
-        """Add the result of one run.
-
-        It is evaluated once there is a run of the other side to pair it with.
-        """
+        """Add the result of a run, which is evaluated once there is a run of the other side to pair it with."""
         self.trials.append(trial)
         if not trial.judged:
             self._unjudged_counts[trial.config] += 1
@@ -501,10 +489,7 @@ class VerificationResult(StrEnum):
 
 
 def verification_result(trials: Sequence[Trial], required_passes: int) -> VerificationResult | None:
-    """Return whether the failure is fixed, or None if more passing runs are needed.
-
-    A single failure decides. Otherwise a long enough series of runs would always contain the required passes.
-    """
+    """Return whether the failure is fixed, or None before `required_passes` without a single failure."""
     results = [trial.counts_as for trial in trials]
     if ProbeResult.BAD in results:
         return VerificationResult.NOT_FIXED
@@ -523,10 +508,7 @@ def lowest_failure_rate(runs: Iterable[tuple[int, int]]) -> tuple[int, int]:
 
 @dataclass(frozen=True, kw_only=True)
 class VerifyReport:
-    """A report on rerunning a failed program, to check that its failure is fixed.
-
-    Counts are pairs (failures, runs).
-    """
+    """A report on rerunning a failed program to check that it is fixed. Counts are pairs (failures, runs)."""
 
     scenario: str
     run_id: str  # the failed run

@@ -105,10 +105,7 @@ def next_change(
 
 
 def with_change(spec: RunSpec, change: Change, attempt: int) -> RunSpec:
-    """Return a copy of the launch with this change, marked as a diagnostic rerun of `attempt`.
-
-    Findings that the rerun investigates are not expected in it, because the change may hide them.
-    """
+    """Return the launch with this change, as a rerun of `attempt` that need not show the findings it investigates."""
     expected_findings = tuple(
         finding for finding in spec.expect.findings if change.name not in (row_of(finding).second_run or ())
     )
@@ -142,10 +139,7 @@ def is_experiment(spec: RunSpec) -> bool:
 
 
 def recording_change(*, values: bool, experiment: Mapping[str, object] | None = None, description: str = "") -> Change:
-    """Return a change that makes each rank record its statements.
-
-    `values`: also record the values of names. `experiment`: the instruction of an experiment, or None.
-    """
+    """Return a change that makes ranks record statements, with `values` or for an `experiment`, if given."""
     settings = json.dumps({"values": values, "experiment": experiment})
     return replace(RECORDED, env=((protocol.ENV_RECORD, settings),), description=description or RECORDED.description)
 
@@ -206,11 +200,7 @@ class _RerunEnd(StrEnum):
 
 
 def with_diagnostic_reruns(outcomes: Sequence[Outcome]) -> tuple[Outcome, ...]:
-    """Return the outcomes, with a finding added for each diagnostic rerun.
-
-    Verdicts do not change. A location that only a rerun showed becomes the location of the culprit. Calling this
-    function again with its result adds nothing.
-    """
+    """Return the outcomes with a finding, and perhaps the culprit's line, from each diagnostic rerun."""
     return tuple(_with_rerun_findings(outcome, outcomes) for outcome in outcomes)
 
 

@@ -57,19 +57,13 @@ class ChecklistPhase(_Section):
 
 
 class CriterionNeeds(_Section):
-    """The devices required to check a criterion of a readiness checklist.
-
-    The criterion is not tested on a machine without them.
-    """
+    """The devices that a criterion needs; it is not tested on a machine without them."""
 
     gpus: Annotated[int, Field(ge=0, le=1024)] = 0
 
 
 class Criterion(NumberBound):
-    """A required bound on a measured number, such as the step time of certain runs.
-
-    If there are several runs, the worst number counts.
-    """
+    """A required bound on a measured number, the worst of several runs."""
 
     metric: Word
     runs: Annotated[tuple[Name, ...], Field(min_length=1)] = Field(alias="in", description="the runs that are measured")
@@ -83,10 +77,7 @@ class Criterion(NumberBound):
         return any(_names_run(run, word) for _, word in _named_runs(self))
 
     def bounds_run(self, run: str) -> bool:
-        """Return whether the number from this run must be within the bounds.
-
-        The number of a reference run need not be.
-        """
+        """Return whether the number of this run, unless it is a reference, must be within the bounds."""
         return any(_names_run(run, word) for word in self.runs) and run not in (self.over, self.minus)
 
     def bounds(self) -> tuple[tuple[str, float], ...]:
@@ -140,10 +131,7 @@ def checklist_mistakes(checklist: Checklist) -> Contradictions:
 
 
 def run_name_mistakes(checklist: Checklist, runs: Sequence[Sequence[str]]) -> Contradictions:
-    """Yield each error in the run names of a checklist, with its location.
-
-    `runs` has the names of all runs of each phase.
-    """
+    """Yield the errors in the run names of a checklist. `runs` has the names of all runs of each phase."""
     earlier_runs: list[str] = []
     for number, (phase, names) in enumerate(zip(checklist.phases, runs, strict=True)):
         for run in names:
@@ -182,10 +170,7 @@ def runs_named_in(value: JsonValue) -> list[str]:
 
 
 def fill_run_directories(value: JsonValue, folders: Mapping[str, str]) -> JsonValue:
-    """Replace each {RUN} placeholder in `value` with the directory of that run.
-
-    Placeholders for unknown runs stay.
-    """
+    """Replace each {RUN} placeholder in `value` with the directory of that run, if it is known."""
     return (
         _RUN_PLACEHOLDER.sub(lambda match: folders.get(match[1], match[0]), value) if isinstance(value, str) else value
     )
@@ -233,10 +218,7 @@ EVIDENCE_METRICS = _PLANNED_METRICS | {"memory_slope_bytes", "gpu_slope_bytes", 
 
 
 def numbers_of(outcome: Outcome, evidence: Evidence | None) -> dict[str, Measurement]:
-    """Return the measured numbers of a run, keyed by name, such as its metrics and its peak memory.
-
-    `evidence` is None if no criterion needs a number from it.
-    """
+    """Return the measured numbers of a run by name. `evidence` is None if no criterion needs it."""
     usage = {"peak_gpu_bytes": outcome.usage.peak_gpu_bytes, "peak_rss_bytes": outcome.usage.peak_rss_bytes}
     values = {**outcome.metrics, **{name: value for name, value in usage.items() if value is not None}}
     numbers = {name: Measurement(value=float(value)) for name, value in values.items()}
@@ -434,10 +416,7 @@ class PhaseRuns:
 
 
 def unmet_need(results: Mapping[str, CriterionResult], phase: ChecklistPhase) -> str:
-    """Return the reason why a phase must be skipped, or "" if the phase can run.
-
-    `results` has the results of the earlier phases by name.
-    """
+    """Return why a phase must be skipped, given the results of the earlier phases by name, or "" if it can run."""
     for need in phase.needs:
         if results.get(need) is not CriterionResult.MET:
             return f"{need} {_NOT_MET[results.get(need, CriterionResult.OPEN)]}"
@@ -453,10 +432,7 @@ _NOT_MET = {
 
 
 def judge_checklist(checklist: Checklist, runs_of_phases: Sequence[PhaseRuns], facts: MachineFacts) -> Readiness:
-    """Decide whether a program is ready for production, based on the runs so far.
-
-    `runs_of_phases` has the runs of each phase in order, without outcomes if a phase has not run.
-    """
+    """Decide whether a program is ready for production, based on the runs of each phase so far."""
     outcomes = {outcome.spec.scenario: outcome for phase_runs in runs_of_phases for outcome in phase_runs.outcomes}
     numbers = {
         run: {**run_numbers, **planned_numbers(checklist.planned, outcomes[run], run_numbers)}
@@ -541,11 +517,7 @@ def _run_row(checklist: Checklist, outcome: Outcome) -> RunRow:
 
 
 def _blame(outcome: Outcome, faults: Sequence[Finding] = ()) -> FailureReason:
-    """Return the reason why a run did not end as expected.
-
-    If the run failed, this is the cause in its verdict. Otherwise it is the first of `faults`, or of the other
-    findings.
-    """
+    """Return why a run did not end as expected: its cause, or else the first of `faults` or other findings."""
     cause, sentence = outcome.verdict.cause, outcome.verdict.summary
     others = [
         finding
@@ -609,10 +581,7 @@ def _row_of_run(
     numbers: Mapping[str, Measurements],
     outcomes: Mapping[str, Outcome],
 ) -> CriterionRow:
-    """Return the result of a criterion for one run, or the reason why the run lacks the measured number.
-
-    `empty` is the row without a measurement.
-    """
+    """Return the criterion's row for one run, or `empty` with the reason why the number is missing."""
     other = criterion.over or criterion.minus
     for required_run in filter(None, (run, other)):
         outcome = outcomes.get(required_run)

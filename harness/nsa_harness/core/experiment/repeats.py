@@ -17,11 +17,7 @@ _MAX_PLACES = 3
 
 
 def same_place_finding(attempts: Sequence[Outcome]) -> Finding | None:
-    """Return a finding with the lines at which the attempts of one launch failed, or None if there is nothing to
-    report.
-
-    Returns None for a single attempt, or if no attempt failed at a known line.
-    """
+    """Return a finding with the lines at which several attempts of a launch failed, or None if none is known."""
     by_attempt = sorted(attempts, key=lambda attempt: attempt.attempt)
     judged_attempts = [attempt for attempt in by_attempt if attempt.verdict.status in (Status.PASS, *_BAD)]
     failures = [attempt for attempt in judged_attempts if attempt.verdict.status in _BAD]

@@ -13,10 +13,7 @@ _PRIOR = 0.18
 
 
 def interval(bad: int, of: int, confidence: float = 0.95) -> tuple[float, float]:
-    """Return the confidence interval of a failure rate, given `bad` failures in `of` runs.
-
-    This is the exact Clopper-Pearson interval. Without runs it is (0, 1).
-    """
+    """Return the exact (Clopper-Pearson) interval of a failure rate, given `bad` failures in `of` runs."""
     tail = (1 - confidence) / 2
     low = 0.0 if bad == 0 else _find_rate(lambda rate: _binomial_tail(bad, of, rate) < tail)
     high = 1.0 if bad == of else _find_rate(lambda rate: 1 - _binomial_tail(bad + 1, of, rate) > tail)
@@ -29,10 +26,7 @@ def runs_to_show(rate: float, confidence: float) -> int:
 
 
 def passes_to_show(bad: int, of: int, confidence: float) -> int:
-    """Return how many consecutive passes show that a failure no longer occurs as often as before, with this confidence.
-
-    It occurred `bad` times in `of` runs. Its rate is not known exactly: all rates are equally likely before these runs.
-    """
+    """Return how many consecutive passes show that a failure seen in `bad` of `of` runs has become rarer."""
     passes, chance = 0, 1.0  # the probability that a failure of the same rate would be missed in so many runs
     while chance > 1 - confidence:
         chance *= (of - bad + 1 + passes) / (of + 2 + passes)
@@ -54,10 +48,7 @@ def control_runs(confidence: float, *, insistent: bool) -> int:
 
 
 def fails_more_often(first: tuple[int, int], second: tuple[int, int], confidence: float) -> bool:
-    """Return whether the first failure rate is significantly higher than the second (one-sided Fisher's exact test).
-
-    `first` and `second` are pairs (failures, runs). The confidence only holds if the test is applied once to the data.
-    """
+    """Return whether the first of two (failures, runs) has a higher rate: a one-sided Fisher test, applied once."""
     (bad, of), (other_bad, other_of) = first, second
     all_bad, all_choices = bad + other_bad, comb(of + other_of, of)
     at_least_this_many = sum(
@@ -103,10 +94,7 @@ class RateDifferenceTest:
         return self._log_evidence >= -log(1 - confidence)
 
     def differs_by_less_than(self, difference: float, confidence: float) -> bool:
-        """Return whether the second failure rate exceeds the first by less than `difference`, with this confidence.
-
-        This is decided by Newcombe's interval (1998, method 10).
-        """
+        """Return whether the second rate exceeds the first by less than `difference` (Newcombe 1998, method 10)."""
         if not self.pairs:
             return False
         first, second = self.first_bad / self.pairs, self.second_bad / self.pairs
@@ -176,10 +164,7 @@ class PairOrderTest:
 
 
 def _wilson(bad: int, of: int, confidence: float) -> tuple[float, float]:
-    """Return Wilson's confidence interval of a failure rate.
-
-    Each of its ends holds with this one-sided confidence.
-    """
+    """Return Wilson's interval of a failure rate, each end with this one-sided confidence."""
     z = NormalDist().inv_cdf(confidence)
     middle = (bad + z * z / 2) / (of + z * z)
     half = z / (of + z * z) * sqrt(bad * (of - bad) / of + z * z / 4)

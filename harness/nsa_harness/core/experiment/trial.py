@@ -37,10 +37,7 @@ class ComputedNumber:
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """A run of a program in an experiment, with its result and measurements.
-
-    An UNRESOLVED run could not be judged and does not count.
-    """
+    """A run of a program in an experiment with its measurements. An UNRESOLVED one could not be judged."""
 
     config: int = 0  # index of the configuration in the experiment
     counts_as: ProbeResult
@@ -77,11 +74,7 @@ def make_trial(
     step_s: float | None = None,
     numbers: tuple[ComputedNumber, ...] = (),
 ) -> Trial:
-    """Return a trial for the outcome of a run. `config` is the index of the configuration that was run.
-
-    `same_failure` returns whether a failed outcome is the failure that counts as bad. `numbers` are the numbers that
-    the run computed.
-    """
+    """Return a trial for a run of configuration `config`. `same_failure` says which failed outcome counts as bad."""
     # A failed run may have traced only a part of a step.
     missing = outcome.missing_gradients if outcome.verdict.status is Status.PASS else None
     return Trial(
@@ -94,10 +87,7 @@ def make_trial(
 
 
 def classify_outcome(outcome: Outcome, same_failure: SameFailure) -> ProbeResult:
-    """Return whether a run passed, failed in the way that is looked for, or failed in another way.
-
-    `same_failure` returns whether a failed outcome is the failure that counts as bad.
-    """
+    """Return whether a run passed, had the failure that `same_failure` recognizes, or another one."""
     if outcome.verdict.status is Status.PASS:
         return ProbeResult.GOOD
     if outcome.verdict.status not in FAILED_STATUSES:
@@ -120,11 +110,7 @@ class SoughtFailure:
     step_s: float | None = None  # for slow: an absolute step time in seconds, independent of the good end
 
     def slow_from_s(self, good_s: Sequence[float]) -> float | None:
-        """Return the minimum step time, in seconds, of a slow run, or None if it is unknown.
-
-        `good_s` has the step times of healthy runs. Returns None if they are needed and there are none yet, or if the
-        bisection does not look for slow runs.
-        """
+        """Return the step time from which on a run is slow, perhaps relative to healthy runs in `good_s`, or None."""
         if self.kind != SLOW or self.step_s is not None or not good_s:
             return self.step_s
         if self.times is not None:
@@ -132,10 +118,7 @@ class SoughtFailure:
         return max(good_s) * max(_MIN_SLOWDOWN, max(good_s) / min(good_s))
 
     def admits(self, outcome: Outcome, output: str) -> bool:
-        """Return whether a run failed in the way that the bisection looks for.
-
-        `output` is the output of the program.
-        """
+        """Return whether a run with this output failed in the way that the bisection looks for."""
         status = outcome.verdict.status
         if self.kind == HANG:
             return status is Status.HANG
@@ -189,10 +172,7 @@ def failure_signature(outcome: Outcome) -> Signature:
 
 
 def file_and_line(place: Place | None) -> str | None:
-    """Return a location as text, such as "model.py:40", or None if the file is unknown.
-
-    Directories are left out, so that a line has the same text in a worktree and in the user's checkout.
-    """
+    """Return "model.py:40", which is the same in a worktree and in the user's checkout, or None."""
     if place is None or place.file is None:
         return None
     name = place.file.rpartition("/")[2]

@@ -70,10 +70,7 @@ def _line(place: Place) -> tuple[str | None, int | None, str | None]:
 
 
 def call_stacks(evidence: Evidence, judgement: Judgement, culprit: Culprit | None) -> tuple[CallStack, ...]:
-    """Return the call stacks for the report, with the culprit's stacks first.
-
-    A FAIL has only the traceback of the first failure; a PASS has no stacks. Ranks with the same stack share one entry.
-    """
+    """Return the call stacks for the report, culprit first: none for a PASS, for a FAIL its first traceback."""
     if judgement.status is Status.PASS:
         return ()
     exception = judgement.failures[0].exception if judgement.failures else None
@@ -159,11 +156,7 @@ def _call_stack(
     proof: str | None,
     own: tuple[Frame, ...] = (),
 ) -> CallStack:
-    """Convert the frames of a call stack to the form in which the report stores them.
-
-    `of` names the thread, process or exception type; it is empty for the training thread. `proof` is the file that
-    contains the stack. `own` are the frames to show; () = the program's own.
-    """
+    """Return a stack as the report stores it. `own`: the frames to show, or () for all of the program's own."""
     frames = [frame for frame in frames if not in_probe(frame.file)] or frames
     own = own or _own(frames) or tuple(frames[:1])
     innermost_is_library = frames[0] not in own and any(frame in own for frame in frames)

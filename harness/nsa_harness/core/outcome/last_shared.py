@@ -37,10 +37,7 @@ def last_shared_call(evidence: Evidence, judgement: Judgement) -> str | None:
 
 
 def _last_common_event(timelines: Mapping[int, Timeline]) -> Event | None:
-    """Return the latest recorded collective that every rank completed, or None if there is none.
-
-    Only groups of which every rank has recorded calls count. The returned object is the event of the lowest rank.
-    """
+    """Return the lowest rank's event of the latest recorded collective that every rank completed, or None."""
     completed = [
         {(event.group, event.seq, event.op): event for event in timelines[rank].events if event.seq and event.is_done}
         for rank in sorted(timelines)

@@ -136,10 +136,7 @@ def ruled_out_causes(evidence: Evidence, judgement: Judgement, codes: Collection
 
 
 def rank_statuses(evidence: Evidence, judgement: Judgement, culprit: Culprit | None) -> Iterator[RankStatus]:
-    """Yield the status of each rank at the end of the run: what it waited for, or what it did last.
-
-    Yield nothing for a PASS without waits.
-    """
+    """Yield what each rank waited for or did last, unless the run is a PASS without waits."""
     waits = judgement.proof.graph.waits if judgement.proof else _unproven_waits(evidence, judgement)
     if not waits:
         if judgement.status is not Status.PASS:
@@ -298,11 +295,7 @@ def outcome_of(
     metrics: Mapping[str, float],
     repeat: str | None,
 ) -> Outcome:
-    """Return everything that the reports show about one attempt.
-
-    `findings` are the findings of the diagnosis as text. `metrics` are the numbers that the program reported or that
-    were read from its output.
-    """
+    """Return everything that the reports show about one attempt, with the program's own `metrics`."""
     codes = frozenset(finding.code for finding in findings)
     misses = missed_expectations(spec.expect, evidence, metrics, codes) if judgement.status is Status.PASS else ()
     verdict = _verdict(judgement, diagnosis, findings, misses)
@@ -402,10 +395,7 @@ def _memory_at_end(snapshot_rank: RankSnapshot, rank: RankEvidence | None, gpus:
 
 
 def signal_reactions(evidence: Evidence, judgement: Judgement) -> Iterator[tuple[int, str]]:
-    """Yield, for each rank in a hang, the rank and a phrase that says how it handles signals.
-
-    The harness sends no signal only to find this out.
-    """
+    """Yield each hung rank with a phrase about how it handles signals, found without sending one."""
     if judgement.status is not Status.HANG or not evidence.snapshots:
         return
     for rank in evidence.snapshots[-1].ranks:
@@ -477,10 +467,7 @@ _COMPARE = (
 def missed_expectations(
     expect: Expect, evidence: Evidence, metrics: Mapping[str, float], codes: AbstractSet[str] = frozenset()
 ) -> tuple[Finding, ...]:
-    """Return one finding for each expectation of the scenario that was not met.
-
-    `codes` contains the codes of the findings in this run.
-    """
+    """Return a finding for each expectation that was not met. `codes`: the codes of this run's findings."""
     misses = [*_missed_gradients(expect, evidence), *_missed_metrics(expect, metrics)]
     misses += [({"variant": "finding", "finding": code}, ()) for code in expect.findings if code not in codes]
     return tuple(
@@ -497,10 +484,7 @@ def is_expected(expect: Expect, status: Status, cause: str | None, codes: Abstra
 
 
 def criteria(expect: Expect, limits: Limits) -> tuple[tuple[str, str], ...]:
-    """Return the limits and expected numbers that affect the verdict, as (name, value) pairs.
-
-    Two runs can be compared only if their criteria are equal.
-    """
+    """Return the limits and expected numbers, as (name, value) pairs, that two comparable runs share."""
     values = {f"limits.{key}": value for key, value in asdict(limits).items()}
     values |= {"expect.verdict": expect.verdict, "expect.cause": expect.cause}
     values |= {"expect.findings": ", ".join(expect.findings) or None}

@@ -316,10 +316,7 @@ class Reproduction:
 
 
 def reproduction(spec: RunSpec, evidence: Evidence, outcome: Outcome, command: str) -> Reproduction | None:
-    """Return the files that reproduce the run, or None if it neither failed nor hung.
-
-    `command` is the command line of the program without secrets.
-    """
+    """Return the files that reproduce a failed or hung run of `command` (without secrets), or None."""
     if outcome.verdict.status not in (Status.FAIL, Status.HANG):
         return None
     text, why_not = _script(evidence, outcome)

@@ -83,10 +83,7 @@ def number_of(number: int, noun: str, plural: str | None = None) -> str:
 
 
 def _spans(ranks: Sequence[int]) -> list[tuple[int, int]]:
-    """Return the first and last rank of each range of consecutive ranks.
-
-    If there are too many ranges to show, the longest come first. Two consecutive ranks are not joined.
-    """
+    """Return the ranges of consecutive ranks, the longest if there are too many. Two ranks are not joined."""
     spans: list[tuple[int, int]] = []
     for rank in sorted(set(ranks)):
         if spans and spans[-1][1] == rank - 1:

@@ -193,10 +193,7 @@ def _steps_in_file(tree: Node, location: Location) -> Iterator[str | int]:
 
 
 def parse_model(model: type[ModelT], tree: Node, context: object = None) -> tuple[ModelT | None, tuple[Mistake, ...]]:
-    """Return the pydantic model that a YAML tree describes, or None and the errors in the tree.
-
-    `context` is passed to the validators of the model.
-    """
+    """Return the model that a YAML tree describes, or None and its errors. Validators receive `context`."""
     value = plain(tree)
     if not isinstance(value, dict):
         message = f"expected keys and values such as `about: ...`, got {_shape(value)}"
@@ -306,10 +303,7 @@ def _section(model: type[BaseModel], location: Location) -> type[BaseModel] | No
 
 
 def dotted_items(value: Plain, whole: Collection[str] = (), prefix: str = "") -> Iterator[tuple[str, Plain]]:
-    """Yield every value in nested maps with its dotted key, such as "gc.mode".
-
-    A list counts as one value, and so does the map at each dotted key in `whole`. `prefix` is put before every key.
-    """
+    """Yield every value in nested maps with its dotted key. Lists, and the keys in `whole`, are one value."""
     assert isinstance(value, dict)
     for key, item in value.items():
         if isinstance(item, dict) and f"{prefix}{key}" not in whole:

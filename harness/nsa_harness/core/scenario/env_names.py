@@ -79,10 +79,7 @@ _NCCL_PREFIXES = ("NCCL_", "TORCH_NCCL_")
 
 
 def name_mistakes(env: Mapping[str, str], overridden: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Yield a name and a message for each variable that cannot have the intended effect.
-
-    `overridden` has the names that the program's own command line overrides, each with its message.
-    """
+    """Yield a name and a message for each variable without the intended effect."""
     for name, value in env.items():
         if message := _wrong_name(name, overridden) or _wrong_value(name, value):
             yield name, message

@@ -15,10 +15,7 @@ _BARE_WORD_STARTS = set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ/."
 
 
 def scenario_lines(scenario: Scenario, tree: Node) -> Iterator[str]:
-    """Yield a scenario as lines of YAML, with comments on the origin of each value.
-
-    `tree` is the YAML tree from which the scenario was made.
-    """
+    """Yield a scenario as YAML with comments on the origin of each value in `tree`."""
     value = as_plain(scenario)
     assert isinstance(value, dict)
     for key, item in value.items():

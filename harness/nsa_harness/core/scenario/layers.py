@@ -13,10 +13,7 @@ FORMS = 'none, all, "start:stop" with start < stop, or a list such as [2, 6]'
 
 
 def parse_layers(value: object) -> str:
-    """Return a choice of layers in its normal form: "none", "all", "0:6" or "2,6".
-
-    Raises ValueError if `value` is not a choice of layers.
-    """
+    """Return a choice of layers as "none", "all", "0:6" or "2,6", or raise ValueError."""
     if value in ("none", "all"):
         return str(value)
     if isinstance(value, str):

@@ -85,9 +85,7 @@ def parse_override(word: str, source: str = COMMAND_LINE) -> Override:
 
 
 def parse_axis(word: str, source: str = f"{COMMAND_LINE}: --matrix") -> Axis:
-    """Parse the values for a matrix, such as `gc.mode=reentrant,non_reentrant`. Raise UsageError if one is
-    malformed.
-    """
+    """Parse the values for a matrix, such as `gc.mode=reentrant,non_reentrant`, or raise UsageError."""
     if not is_override(word):
         raise UsageError(f"{source}: expected KEY=A,B such as gc.mode=reentrant,non_reentrant, got {visible(word, 60)}")
     key, text = word.split("=", 1)
@@ -130,10 +128,7 @@ def matrix_size_mistake(tree: Node) -> Mistake | None:
 
 
 def variants(tree: Node) -> Iterator[Variant]:
-    """Yield one scenario for each combination of values in its matrix, in the order of the file.
-
-    Raise UsageError if there are too many combinations.
-    """
+    """Yield a scenario for each combination of matrix values, or raise UsageError if there are too many."""
     if mistake := matrix_size_mistake(tree):
         raise UsageError(str(mistake))
     axes = _axes(tree)

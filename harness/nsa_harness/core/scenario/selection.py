@@ -40,11 +40,7 @@ class Selection:
 
 
 def select_items(items: Sequence[Item], selection: Selection) -> tuple[Item, ...]:
-    """Return the scenarios that the arguments select together.
-
-    They are in the order of the patterns, and for one pattern by priority and name. Raises UsageError if an argument,
-    or all together, match nothing.
-    """
+    """Return the selected scenarios by pattern, priority and name. Raises UsageError if an argument matches none."""
     # Sorting is stable, so the variants of one scenario keep the order of its matrix.
     by_priority = sorted(items, key=lambda item: (-item.priority, item.family))
     selection_so_far = list(by_priority)

@@ -82,10 +82,7 @@ class ParsedYaml:
 
 @lru_cache(maxsize=512)  # parsing is slow, and one command may read the same scenario files several times
 def parse_yaml(text: str, source: str) -> ParsedYaml:
-    """Parse a YAML document. Syntax errors are returned instead of raised.
-
-    `source` is the name of the file. Duplicate keys are also mistakes.
-    """
+    """Parse a YAML document from the file `source`. Syntax errors and duplicate keys are returned."""
     return _build(_Builder(source), text)
 
 
@@ -300,10 +297,7 @@ def scalar(text: str) -> Scalar:
 
 
 def value_text(value: object, limit: int = 60) -> str:
-    """Return a value as a short string for a message.
-
-    Text is quoted, control characters are escaped, and the result is cut after `limit` characters.
-    """
+    """Return a value as text for a message: quoted, escaped, and cut after `limit` characters."""
     if isinstance(value, str):
         return f'"{visible(value, limit)}"'
     if value is None or isinstance(value, bool):

@@ -74,10 +74,7 @@ class Belief:
             self._add_runs(point, point, (int(counts_as is GOOD), int(counts_as is BAD)), 0.0)
 
     def edge_probabilities(self) -> list[float]:
-        """Return, for each number of items from 1, the probability that the program starts to fail at this number.
-
-        The last value is the probability that no set of the chain fails.
-        """
+        """Return the probability that the program starts to fail at 1 item, at 2 and so on, and last, at none."""
         if self._edge_probabilities is None:
             weights = [
                 _log_marginal(failing_runs[0], failing_runs[1], _FAILING_PRIOR)
@@ -126,9 +123,7 @@ class Belief:
         return bits
 
     def outcomes(self, point: int) -> Iterator[tuple[float, Belief]]:
-        """Yield the probability of each result of a run with the first `point` items on, and the updated
-        distribution.
-        """
+        """Yield the probability of each result of running the first `point` items, and the updated belief."""
         rates = [
             higher if edge <= point else lower for edge, (higher, lower) in enumerate(self._expected_rates(), start=1)
         ]
@@ -227,10 +222,7 @@ class _ProvenSets:
             implication_counts[counts_as] += _implies(subset, other, counts_as)
 
     def implied_result(self, other: Subset, without: Subset | None = None) -> ProbeResult | None:
-        """Return the result of the set `other` that follows from the known sets, ignoring the set `without`.
-
-        The result is None if no result follows, or both do.
-        """
+        """Return the only result that the known sets, except `without`, imply for `other`, or None."""
         counts = self._implied.get(other)
         if counts is None:
             counts = self._implied[other] = {
@@ -243,9 +235,7 @@ class _ProvenSets:
 
 
 def _implies(known_set: Subset, other: Subset, counts_as: ProbeResult) -> bool:
-    """Return whether the set `other` must have the same result as `known_set`, because one of the two contains the
-    other.
-    """
+    """Return whether `other` must have the result of `known_set`, because one of them contains the other."""
     return known_set <= other if counts_as is BAD else other <= known_set
 
 
@@ -350,10 +340,7 @@ class BayesianSearch:
         return (1 - correlation) / (1 + correlation)
 
     def first_failing_length(self, chain: Chain, purpose: Purpose) -> int:
-        """Return the length of the shortest set in the chain for which the program fails.
-
-        Raises Inconclusive if no length becomes likely enough, and UnjudgedGap if sets without a usable result hide it.
-        """
+        """Return the length of the chain's shortest failing set. Raises Inconclusive or UnjudgedGap."""
         runs_of = {subset: self._runs(subset) for subset in self._probes.launched_sets()}
         belief = Belief(chain, self._end, runs_of)
         max_observations = len(self._probes.observations) + self._max_probes(len(chain))
@@ -415,10 +402,7 @@ class BayesianSearch:
             open_requests = [request for request, decision in decided.items() if decision is None]
 
     def reach_confidence(self, confidence: float) -> None:
-        """Repeat the least certain runs until the answer as a whole has this confidence.
-
-        Raises Inconclusive if a conclusion turns out to be unlikely.
-        """
+        """Repeat the least certain runs until the whole answer has this confidence, or raise Inconclusive."""
         while self.confidence < confidence:
             chances = {subset: self._probability(subset, counts_as) for subset, counts_as in self._claims.items()}
             weakest = min(chances, key=lambda subset: chances[subset])
@@ -503,10 +487,7 @@ class BayesianSearch:
         return failing, (passing[0] - passes, passing[1] - failures)
 
     def _tallies(self, subset: Subset | None) -> dict[ProbeResult, _Tally]:
-        """Return the tallies of the sets known to fail and of the sets known to pass, leaving out `subset`.
-
-        Tallies are kept, and only new runs are added, as long as no other set becomes known.
-        """
+        """Return the tallies of the sets known to fail and of those known to pass, without `subset`."""
         if self._tallied_known != self._known.size:
             self._stored_tallies.clear()
             self._tallied_known = self._known.size
@@ -532,10 +513,7 @@ class BayesianSearch:
             belief.learn(point, counts_as)
 
     def _next_points(self, chain: Chain, belief: Belief) -> list[int]:
-        """Return the lengths of the sets in the chain to run next, with the most informative first.
-
-        Raises UnjudgedGap if every useful length was run and had no usable result.
-        """
+        """Return the most informative lengths of the chain to run next. UnjudgedGap: none of them is usable."""
         at_once, unjudged_lengths = self._probes.question.at_once, self._skipped_lengths(chain)
         # The zone ends at judged lengths: each of many unjudged lengths is on its own unlikely to be the first failing.
         judged_lengths = [0, *self._lengths(chain, (GOOD, BAD)), len(chain)] if unjudged_lengths else [0, len(chain)]

@@ -49,10 +49,7 @@ def among_values(probes: ProbeCache) -> SearchAnswer:
 
 
 def max_rounds(confidence: float) -> int:
-    """Return the maximum number of runs that a search makes for each value.
-
-    It is enough to show a failure rate of MIN_RATE at this confidence.
-    """
+    """Return the maximum number of runs for each value, enough to show a failure rate of MIN_RATE."""
     return runs_to_show(MIN_RATE, confidence)
 
 

@@ -132,10 +132,7 @@ _SHAPE_PROBES = 4  # the probes with the purposes ALONE, ENDS_ONLY, WITHOUT_MIDD
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """A stage of a bisection, with its maximum number of test runs.
-
-    `only_if` describes the case in which the stage is needed. It is empty if every bisection may need the stage.
-    """
+    """A stage of a bisection, with its maximum number of test runs and the case in which it is needed."""
 
     name: str
     probes: int
@@ -240,10 +237,7 @@ class ProbeCosts:
 
 
 def costs(probes: Sequence[ProbeReport], early_s: float | None) -> ProbeCosts | None:
-    """Return the mean durations of the finished test runs, or None until one has passed and one has failed.
-
-    `early_s` is the time without progress after which runs are stopped early, or None if they are not.
-    """
+    """Return the mean durations of passing and failing runs, or None. `early_s`: when runs are stopped early."""
     good = [probe.wall_s for probe in probes if probe.counts_as is ProbeResult.GOOD]
     early = [probe.wall_s for probe in probes if probe.early]
     whole = [probe.wall_s for probe in probes if probe.counts_as is ProbeResult.BAD and not probe.early]

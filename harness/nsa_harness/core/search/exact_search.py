@@ -61,10 +61,7 @@ def halvings(gap: int) -> int:
 
 
 def worst_case_probes(gap: int, at_once: int) -> int:
-    """Return the maximum number of test runs needed to find one of `gap` possible answers.
-
-    `at_once` test runs run in parallel.
-    """
+    """Return the maximum number of test runs, `at_once` in parallel, to find one of `gap` answers."""
     total = 0
     while gap > 1:
         probes = min(at_once, gap - 1)
@@ -95,10 +92,7 @@ def _cheapest_cut(gap: int, rounds: int, bad_cost: float) -> int:
 
 @lru_cache(maxsize=100_000)
 def _cheapest(gap: int, rounds: int, bad_cost: float) -> tuple[float, int]:
-    """Return the lowest expected cost of finding one of `gap` possible answers, and the length to run first for it.
-
-    The unit of the cost is one passing run. All answers are equally likely.
-    """
+    """Return the lowest expected cost of finding one of `gap` answers, and the length to run first."""
     if gap == 1:
         return 0.0, 0
     half = 1 << (rounds - 1)
@@ -218,10 +212,7 @@ def launch_against(
 
 
 class ExactSearch:
-    """A search strategy for programs that always end the same way, where one run of each set is enough.
-
-    Its methods raise Contradiction if two results contradict each other.
-    """
+    """A search strategy for programs that always end alike, or else raise Contradiction."""
 
     confidence = 1.0
     failure_rate = None
@@ -231,10 +222,7 @@ class ExactSearch:
         self._probes = probes
 
     def first_failing_length(self, chain: Chain, purpose: Purpose) -> int:
-        """Return the length of the shortest set in the chain for which the program fails.
-
-        Raises UnjudgedGap if no set that is worth running has a usable result.
-        """
+        """Return the length of the chain's shortest failing set. Raises UnjudgedGap if no set is usable."""
         low, high = self._bounds(chain)
         neither = [answer.subset for answer in self._probes.observations if answer.counts_as not in (GOOD, BAD)]
         unjudged_lengths = {length for subset in neither if (length := chain.length_of(subset)) is not None}

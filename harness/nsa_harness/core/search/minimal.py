@@ -194,10 +194,7 @@ def find_failing_part(judge: Judge, pool: tuple[int, ...]) -> Subset:
 
 
 def shortest_failing_span(judge: Judge, pool: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the shortest span of consecutive items in `pool` for which the program fails.
-
-    It ends with the last needed unit.
-    """
+    """Return the shortest failing span of consecutive items in `pool`, up to the last needed one."""
     right_end = judge.first_failing_length(Chain(base=frozenset(), order=pool), Purpose.RIGHT_EDGE)
     last = frozenset({pool[right_end - 1]})
     if right_end == 1 or fails(judge, last, Purpose.ALONE, pool[:right_end]):
@@ -224,10 +221,7 @@ def _reduce_span(judge: Judge, span: tuple[int, ...]) -> Subset:
 
 
 def reduce_to_needed(judge: Judge, failing: Subset, needed_members: Subset) -> Subset:
-    """Return a minimal part of the set `failing` for which the program still fails.
-
-    `needed_members` are already known to be needed. Each pass finds one more.
-    """
+    """Return a minimal part of `failing` that still fails. `needed_members` are known to be needed."""
     while needed_members != failing and not fails(judge, needed_members, Purpose.REDUCE, failing):
         order = tuple(sorted(failing - needed_members))
         edge = judge.first_failing_length(Chain(base=needed_members, order=order), Purpose.REDUCE)
@@ -330,10 +324,7 @@ def _judge_size(judge: Judge, members: Subset, among: tuple[int, ...], sample: i
 
 
 def _find_exception(answers: Iterator[ProbeResult], expected_result: ProbeResult, needed: int) -> ProbeResult | None:
-    """Return the first answer that is opposite to the expected result, or None after `needed` expected answers.
-
-    The result is UNRESOLVED if too few answers are usable.
-    """
+    """Return the first answer opposite to the expected one, None after `needed` as expected, or UNRESOLVED."""
     judged = islice((counts_as for counts_as in answers if counts_as in (GOOD, BAD)), needed)
     count = 0
     for counts_as in judged:
@@ -358,10 +349,7 @@ def _smaller_sets(members: Subset, among: tuple[int, ...], sample: int) -> list[
 def _judge_in_repeats(
     judge: Judge, subset: Subset, purpose: Purpose, among: tuple[int, ...], failing: Subset
 ) -> ProbeResult:
-    """Return the result of a set. A set that passes is run again, because a flaky program can pass by chance.
-
-    `failing` is a set that should fail. It is run in turn with the set.
-    """
+    """Return the result of a set. A pass is checked in turns with `failing`, because it may be chance."""
     counts_as = judge_set(judge, subset, purpose, among)
     if counts_as is not GOOD:
         return counts_as
@@ -397,10 +385,7 @@ def drop_unneeded_ends(judge: Judge, members: Subset, sample: int, at_least: int
 
 
 def ranges_without(total: int, culprits: Collection[Subset]) -> tuple[Subset, ...]:
-    """Return the maximal ranges of items that contain none of the failing ranges `culprits`, in reverse order.
-
-    A culprit is a range that fails. If all returned ranges pass, there is no other culprit.
-    """
+    """Return the maximal ranges, last first, that contain no failing range. If all pass, there is no other culprit."""
     culprits_in_order = sorted(culprits, key=min)
     starts = [0, *(min(members) + 1 for members in culprits_in_order)]
     stops = [*(max(members) for members in culprits_in_order), total]

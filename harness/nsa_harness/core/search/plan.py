@@ -270,10 +270,7 @@ def _prove_alone(probes: ProbeCache, judge: Judge, culprit: FailingSet) -> Faili
 
 
 def _min_runs(probes: ProbeCache, usual: int) -> int:
-    """Return the minimum number of runs of a proof: `usual`, or more if a probe failed in another way or was unjudged.
-
-    Such probes leave fewer results that could contradict each other, so a flaky program is noticed less often.
-    """
+    """Return the runs of a proof: `usual`, or more after unusable probes, which hide that a program is flaky."""
     if all(answer.counts_as in (GOOD, BAD) for answer in probes.observations):
         return usual
     return runs_to_show(HALF_RATE, half_doubt_confidence(probes.question))
@@ -511,10 +508,7 @@ def _reduce_literally(probes: ProbeCache, end: tuple[int, ...], failing: Subset,
 
 
 def _surprising_sets(probes: ProbeCache, culprit: FailingSet) -> list[Subset]:
-    """Return the smallest set that passed with the culprit, and the smallest that failed without it, if there are any.
-
-    If this is the only culprit, every set that contains it fails, and every other set passes.
-    """
+    """Return the smallest passing set with the culprit and the smallest failing set without it, if any."""
     observations = probes.observations
     passed = [answer.subset for answer in observations if answer.counts_as is GOOD and culprit.members <= answer.subset]
     failed = [
@@ -533,10 +527,7 @@ def _result_text(counts_as: ProbeResult) -> str:
 
 
 def undecided_answer(probes: ProbeCache, why: str, open_units: Subset = frozenset()) -> SearchAnswer:
-    """Return an answer saying that the cause was not found, with everything known so far.
-
-    `why` is the reason for stopping. `open_units` may still matter; if empty, they are derived from the results.
-    """
+    """Return an undecided answer with all that is known. `open_units` may still matter; () for all not excluded."""
     failing_set = min(
         (observation.subset for observation in probes.observations if observation.counts_as is BAD),
         key=_size_order,

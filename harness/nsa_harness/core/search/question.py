@@ -113,10 +113,7 @@ class Observation:
 
 
 class OutOfBudget(Exception):
-    """Raised if no further test run is allowed.
-
-    The text gives the reason. The search then reports what is known.
-    """
+    """Raised, with the reason, if no further test run is allowed. The search then reports what is known."""
 
 
 class QuestionKind(StrEnum):
@@ -182,10 +179,7 @@ class AnswerKind(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Zone:
-    """A range of consecutive values of a setting for which the program ends in the same way.
-
-    The values are numbered from `start` up to, but not including, `stop`. 0 is the known-good value.
-    """
+    """A range of consecutive values, from `start` up to `stop`, with which the program ends in the same way."""
 
     start: int
     stop: int
@@ -408,18 +402,12 @@ class ProbeCache:
 
 
 def combine_answers(answers: Sequence[ProbeResult]) -> ProbeResult:
-    """Combine the results of several runs of the same set into one result.
-
-    The first GOOD or BAD decides, otherwise the last result. `answers` must not be empty.
-    """
+    """Return the first GOOD or BAD result of a set's runs, or else the last result."""
     return next((counts_as for counts_as in answers if counts_as in (GOOD, BAD)), answers[-1])
 
 
 def group_units(question: SearchQuestion) -> tuple[Subset, ...]:
-    """Return the groups of items that can only be switched on together, ordered by their first items.
-
-    An item in no group is a set on its own. Groups that share an item are merged.
-    """
+    """Return the groups of items, by first items, that are switched on together; groups with shared items merged."""
     groups: list[Subset] = []
     for group in question.together:
         overlapping = [unit for unit in groups if unit & group]

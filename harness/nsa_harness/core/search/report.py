@@ -125,10 +125,7 @@ def with_outcome(probe: ProbeReport, outcome: Outcome) -> ProbeReport:
 
 
 def floor_probes(answer: SearchAnswer, items: int) -> int:
-    """Return the minimum number of test runs in which any search can find an answer of this kind.
-
-    It is the base-2 logarithm of the number of possible answers of this kind.
-    """
+    """Return the base-2 logarithm of the possible answers of this kind: the fewest runs of any search."""
     sizes = {
         AnswerKind.RANGE: items * (items + 1) // 2,
         AnswerKind.SET: math.comb(items, len(answer.items)),

@@ -28,26 +28,17 @@ PROOF_FACTOR, PROOF_FLOOR_S = 20.0, 60.0
 
 
 def stall_after_s(longest_quiet_s: float) -> float:
-    """Return the time without progress, in seconds, after which stack snapshots are taken.
-
-    `longest_quiet_s` is the longest time without progress in a healthy run.
-    """
+    """Return the seconds without progress after which snapshots are taken, given the longest of a healthy run."""
     return max(STALL_FLOOR_S, STALL_FACTOR * longest_quiet_s)
 
 
 def early_after_s(longest_quiet_s: float) -> float:
-    """Return the time without progress, in seconds, after which a hang seen before is stopped.
-
-    `longest_quiet_s` is the longest time without progress in a healthy run.
-    """
+    """Return the seconds without progress after which a hang seen before is stopped, given a healthy run's longest."""
     return max(EARLY_FLOOR_S, EARLY_FACTOR * longest_quiet_s)
 
 
 def proof_after_s(longest_quiet_s: float) -> float:
-    """Return the time without progress, in seconds, after which a wait counts as a hang.
-
-    `longest_quiet_s` is the longest time without progress in a healthy run.
-    """
+    """Return the seconds without progress after which a wait counts as a hang, given a healthy run's longest."""
     return min(OPEN_WAIT_FLOOR_S, max(PROOF_FLOOR_S, PROOF_FACTOR * longest_quiet_s))
 
 
@@ -177,10 +168,7 @@ def waiting_for(wait: OpenWait, proven_hangs: Collection[WaitSignature], longest
 
 @dataclass(kw_only=True)
 class EarlyStop:
-    """A callback that decides at each snapshot whether to stop a test run early.
-
-    It returns True if the ranks wait as in a hang that an earlier test run has proven.
-    """
+    """A callback at each snapshot that stops a run whose ranks wait as in a hang that was proven before."""
 
     probe_number: int
     ranks: int  # number of ranks

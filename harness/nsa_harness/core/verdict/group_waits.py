@@ -66,10 +66,7 @@ def job_state(
     world_size: int = 0,
     groups: Mapping[str, tuple[int, ...]] | None = None,
 ) -> JobState:
-    """Return the state of a job, based on a snapshot of its ranks.
-
-    `backend`: as declared, or "any". `world_size` and `groups` are only used if no status file has them.
-    """
+    """Return the state of a job. `world_size` and `groups` count only if no status file has them."""
     exited = frozenset(exited_ranks)
     status_files = [rank.status_file for rank in ranks if rank.status_file]
     sizes = [status_file.world_size or 0 for status_file in status_files]
@@ -92,10 +89,7 @@ def job_state(
 
 
 def job_backend(declared: str, status_files: Iterable[StatusFile]) -> str:
-    """Return the torch.distributed backend of a job.
-
-    This is `declared` if that is "gloo" or "nccl", otherwise what the ranks report, or else `declared`.
-    """
+    """Return the job's backend: "gloo" or "nccl" as declared, or else what the ranks report."""
     reported = next((status_file.backend for status_file in status_files if status_file.backend), "")
     return declared if declared in ("gloo", "nccl") else reported or declared
 
@@ -127,10 +121,7 @@ def _is_inside(leaf: Frame) -> bool:
 
 
 def _spins_for_device(frames: Sequence[Frame], stack: Stack | None, still: bool) -> bool:
-    """Return whether a thread that keeps a core busy is only waiting for a device.
-
-    This is so if it is in a collective, a synchronization or the backward pass.
-    """
+    """Return whether a busy thread only waits for a device: in a collective, a synchronization or backward."""
     if stack is None or not frames:
         return True
     leaf = frames[0]
@@ -168,10 +159,7 @@ def call_of_stack(stack: Stack) -> Call | None:
 
 
 def _unrecorded_wait(rank: RankSnapshot, call: Call, job: JobState) -> WaitState | None:
-    """Return the rank's wait in `call` if the flight recorder does not record such calls, otherwise None.
-
-    These are group creations, transfers and store waits.
-    """
+    """Return the wait in a group creation, transfer or store call, which the recorder lacks, otherwise None."""
     if call.op == ENTRANCE or call.op in CREATIONS:
         return _creation(rank, call, job)
     if operation(call) in TRANSFERS:
@@ -228,10 +216,7 @@ def _count(status_file: StatusFile, kinds: frozenset[str]) -> int:
 
 
 def _transfer(rank: int, call: Call, job: JobState) -> WaitState:
-    """Return a rank's wait for its peer in a send or receive.
-
-    A receive without a source waits for all other ranks.
-    """
+    """Return a rank's wait in a transfer with its peer, or without a source with any other rank."""
     others = job.others(rank)
     peers = others if call.peer is None else (call.peer,)
     if any(_is_other_half(rank, call, job.living[peer]) for peer in peers if peer in job.living):
@@ -254,10 +239,7 @@ def _is_other_half(rank: int, call: Call, peer: RankSnapshot) -> bool:
 
 
 def _store_wait(rank: int, call: Call, job: JobState) -> WaitState:
-    """Return a rank's wait for a store key.
-
-    A key of PyTorch's rendezvous names the rank that is missing. Any rank may set any other key.
-    """
+    """Return a rank's wait for a store key: of the missing rank that it names, or of any rank."""
     key_rank = missing_rank(call.key)
     if key_rank is not None:
         return _wait_for_ranks(WaitKind.GROUP_CREATION, (key_rank,), job, call=call)
@@ -268,10 +250,7 @@ def _store_wait(rank: int, call: Call, job: JobState) -> WaitState:
 
 
 def missing_rank(key: str) -> int | None:
-    """Return the rank named in a rendezvous key, such as 1 in "/default_pg/0//cpu//0/1", or None if it names none.
-
-    `key` may also be a message that contains such a key.
-    """
+    """Return the rank in a rendezvous key such as "/default_pg/0//cpu//0/1", or in a message with one, or None."""
     match = _RENDEZVOUS.search(key)
     return int(match[1]) if match else None
 
@@ -299,11 +278,7 @@ def _transport(
 def _collective(
     rank: RankSnapshot, frames: Sequence[Frame], call: Call | None, job: JobState, *, inside: bool, computes: bool
 ) -> WaitState | None:
-    """Return the rank's wait in a collective that other ranks have not entered, or None if it is in no collective.
-
-    `call` is the open call of the rank. `inside`: its innermost frame is in torch.distributed. `computes`: it uses a
-    core.
-    """
+    """Return the wait in a collective that others have not entered, or None. `inside`: it is in torch.distributed."""
     pending = next((collective for collective in rank.collectives if not collective.retired), None)
     in_engine = bool(frames) and frames[0].function == "_engine_run_backward"
     others = job.others(rank.rank)
@@ -356,10 +331,7 @@ def _missing_members(pending: Collective, rank: int, job: JobState) -> tuple[tup
 
 
 def _has_not_entered(peer: RankSnapshot, pending: Collective, *, is_member: bool) -> bool:
-    """Return whether the peer has not entered the collective, according to its flight recorder.
-
-    `is_member`: the peer is known to be a member of the group.
-    """
+    """Return whether the peer, a member for sure if `is_member`, has not entered the collective."""
     if not peer.collectives and peer.status_file is not None and peer.status_file.enqueued:
         return False  # it has entered collectives, but its recorder could not be read, so nothing is known
     in_group = {collective.seq: collective for collective in peer.collectives if collective.group == pending.group}

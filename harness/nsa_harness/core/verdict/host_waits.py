@@ -61,11 +61,7 @@ def _native_thread_may_act(task: Task) -> bool:
 
 
 def _may_act(stack: Stack, tasks: Mapping[int, Task]) -> bool:
-    """Return whether a Python thread could end the wait of another thread.
-
-    It could unless it waits for a lock or only polls. A wait in native code, such as for the handle of a collective,
-    may end.
-    """
+    """Return whether a Python thread could act: unless it waits for a lock of Python or only polls."""
     if is_poller(stack):
         return False
     task = tasks.get(stack.tid) if stack.tid else None
@@ -125,10 +121,7 @@ class _Actor:
         return self.thread_may_act() or in_function(self.frames, "multiprocessing/synchronize.py") is not None
 
     def thread_may_act(self, idle: Sequence[Stack] = ()) -> bool:
-        """Return whether another thread in the process could end the wait of the examined thread.
-
-        Threads with a stack in `idle` may not.
-        """
+        """Return whether another thread of the process, not in `idle`, could end the examined thread's wait."""
         tasks = {task.tid: task for task in self.process.tasks}
         in_python = {stack.tid for stack in self.stacks if stack.frames}
         native = (task for tid, task in tasks.items() if tid not in in_python)
@@ -177,10 +170,7 @@ class _Actor:
 
 @dataclass(frozen=True, kw_only=True)
 class _Family:
-    """A rank and its child processes.
-
-    It also names the owners of the job's other processes.
-    """
+    """A rank and its child processes, with the owners of the job's other processes."""
 
     rank: int
     actors: Mapping[int, _Actor]  # by process id; the rank's own process comes first
@@ -242,10 +232,7 @@ def _wait_of(family: _Family, pid: int, above: tuple[int, ...]) -> WaitState:
 
 
 def _sleep(family: _Family, actor: _Actor, task: Task, above: tuple[int, ...]) -> WaitState:
-    """Return the wait of a sleeping thread.
-
-    The wait is closed in a polling loop that nothing else in the rank can end.
-    """
+    """Return the wait of a sleeping thread, closed in a polling loop that nothing else in the rank can end."""
     is_endless_poll = actor.stack is not None and task.wake_count >= POLLING_WAKES and only_polls(actor.stack.loop)
     is_alone = len(family.actors) == 1 and not actor.thread_may_act()
     # The end of a child's sleep in a polling loop does not end the wait of the processes above it.
@@ -281,10 +268,7 @@ def lock_is_closed(process: Process, stacks: Sequence[Stack], stack: Stack, idle
 
 
 def _shared_lock(family: _Family, actor: _Actor, task: Task, above: tuple[int, ...]) -> WaitState:
-    """Return a wait for a lock in memory that several processes share.
-
-    Any process that maps this memory may release the lock.
-    """
+    """Return a wait for a lock in memory that several processes share and may release."""
     wait = WaitState(kind=WaitKind.LOCK, target=task.target)
     is_complete = task.held_by is not None and len(task.held_by) < _MAX_HOLDERS
     if task.timed is not False or not is_complete or actor.thread_may_act():
@@ -305,10 +289,7 @@ def _has_no_request(actor: _Actor) -> bool:
 
 
 def _unless_busy(family: _Family, wait: WaitState) -> WaitState:
-    """Return the wait, with its motion set to MOVING if a busy child process could end the wait.
-
-    Child processes in `wait.computing` do not count, because they are already known to explain the wait.
-    """
+    """Return the wait, but MOVING if a busy child, other than those known to compute, could end it."""
     ignored_pids = {next(iter(family.actors)), *(child.pid for child in wait.computing)}
     computes = (
         actor.before is not None and cpu_share(actor.before, actor.process, family.elapsed_s) >= BUSY_SHARE
@@ -344,10 +325,7 @@ def _connection(family: _Family, actor: _Actor, task: Task, wait: WaitState) -> 
 
 
 def _wait_for_holders(family: _Family, wait: WaitState, task: Task, above: tuple[int, ...]) -> WaitState:
-    """Return a wait for the processes that hold a lock or the other end of a pipe.
-
-    The wait is closed if all of them are other ranks, or processes of this rank that cannot end it.
-    """
+    """Return a wait for the holders of a lock or pipe, closed if all are other ranks or cannot end it."""
     holders = task.held_by or ()
     are_in_job = all(pid in family.actors or pid in family.owners for pid in holders)
     if not are_in_job or not 0 < len(holders) < _MAX_HOLDERS:
@@ -403,11 +381,7 @@ def _busy_pool_workers(family: _Family, pid: int, above: tuple[int, ...]) -> tup
 
 
 def _pool(family: _Family, actor: _Actor, workers: Sequence[int], above: tuple[int, ...]) -> WaitState:
-    """Return a wait for a result from the busy workers of a process pool.
-
-    The wait is closed (it cannot end on its own) if none of these workers can continue and no thread of this process
-    can add another task.
-    """
+    """Return a wait for busy pool workers, closed if none can continue and no thread can add a task."""
     pool_threads = [stack for stack in actor.stacks if serves_pool(stack.frames)]
     others_may_act = actor.thread_may_act(pool_threads)
     all_read = not any(member.is_unread for member in family.actors.values())
@@ -433,10 +407,7 @@ def _is_at_work(stack: Stack | None) -> bool:
 def _wait_for_children(
     wait: WaitState, family: _Family, pids: Sequence[int], above: tuple[int, ...], *, is_closed: bool = True
 ) -> WaitState:
-    """Return a wait for several child processes, any of which could end it.
-
-    `is_closed`: nothing else can end it.
-    """
+    """Return a wait for any of several child processes. `is_closed`: nothing else can end it."""
     if not pids:
         return wait
     children = [_child(family, pid, above) for pid in pids]

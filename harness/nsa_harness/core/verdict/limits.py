@@ -28,10 +28,7 @@ _DESTROYS = "destroy_process_group"
 
 
 def has_started(status_file: StatusFile | None) -> bool:
-    """Return whether the rank has finished starting up.
-
-    It has if it recorded a training event, or called a collective other than those that create a process group.
-    """
+    """Return whether the rank recorded training, or a collective other than for creating a process group."""
     if status_file is None:
         return False
     trains = status_file.latest_training_event is not None

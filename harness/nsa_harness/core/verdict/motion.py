@@ -154,19 +154,13 @@ def _only_trickles(before: RankSnapshot, after: RankSnapshot, elapsed_s: float) 
 
 
 def sleep_end_s(snapshot: RankSnapshot) -> float | None:
-    """Return the time at which the training thread's sleep ends, or None if it is unknown.
-
-    Also None if the thread does not sleep.
-    """
+    """Return when the training thread's sleep ends, or None if it does not sleep or this is unknown."""
     task = task_of(snapshot, rank_stack(snapshot))
     return task.wakes_at_s if task and task.syscall in SLEEPS else None
 
 
 def latest_end_s(snapshot: RankSnapshot, at_s: float) -> float | None:
-    """Return the time at which the training thread's timed wait ends at the latest, or None if it is in none.
-
-    `at_s` is the time of the snapshot. The kernel shows how long a poll lasts, but not when it began.
-    """
+    """Return the latest end of the training thread's timed wait at `at_s`, or None. Its begin is unknown."""
     task = task_of(snapshot, rank_stack(snapshot))
     if task is None or not task.timed:
         return None
@@ -214,10 +208,7 @@ def thread_cpu_s(before: RankSnapshot | None, after: RankSnapshot) -> float | No
 
 
 def task_of(snapshot: RankSnapshot, stack: Stack | None) -> Task | None:
-    """Return the kernel's record of the thread to which a stack belongs, or None if there is none.
-
-    Without a stack, return the record of the main thread.
-    """
+    """Return the kernel's record of the stack's thread, or of the main thread without a stack, or None."""
     tid = stack.tid if stack and stack.tid else snapshot.pid
     tasks = snapshot.process.tasks if snapshot.process else ()
     return next((task for task in tasks if task.tid == tid), None)
@@ -290,10 +281,7 @@ def _carried_bytes(socket: Socket) -> int:
 
 
 def _transferred_bytes(before: RankSnapshot, after: RankSnapshot) -> int | None:
-    """Return the number of bytes that the rank read and wrote between the snapshots, or None if unknown.
-
-    Bytes of nsa-harness's own queries do not count.
-    """
+    """Return the bytes that the rank, except nsa-harness's queries, read and wrote in between, or None."""
     totals = [
         snapshot.process.io_bytes - snapshot.query_bytes
         for snapshot in (before, after)
@@ -303,10 +291,7 @@ def _transferred_bytes(before: RankSnapshot, after: RankSnapshot) -> int | None:
 
 
 def leaf(snapshot: RankSnapshot) -> Frame | None:
-    """Return the innermost frame of the rank's training thread, or None if it is unknown.
-
-    Frames of nsa-harness's instrumentation are skipped.
-    """
+    """Return the training thread's innermost frame outside nsa-harness's instrumentation, or None."""
     stack = rank_stack(snapshot)
     return next((frame for frame in stack.frames if not in_probe(frame.file)), None) if stack else None
 

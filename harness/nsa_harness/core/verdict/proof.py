@@ -85,10 +85,7 @@ def prove(
 
 
 def snapshot_pair(snapshots: Sequence[Snapshot]) -> tuple[Snapshot, Snapshot] | None:
-    """Return the last snapshot and an earlier one, far enough apart to show progress, or None if there is none.
-
-    The result is (earlier, last). They are at least SETTLE_S apart.
-    """
+    """Return the last snapshot after one at least SETTLE_S earlier, as (earlier, last), or None."""
     earlier = [snapshot for snapshot in snapshots[:-1] if snapshots[-1].at_s - snapshot.at_s >= SETTLE_S]
     return (earlier[-1], snapshots[-1]) if earlier else None
 
@@ -144,9 +141,7 @@ class StallEpisode:
         return self.snapshots[-1].at_s - max([self.last_progress_s, *times])
 
     def is_polling(self, root: Wait) -> bool:
-        """Return whether the rank is in a polling loop, in which a sleep or a timed wait ends and the rank is in
-        another one on the same line.
-        """
+        """Return whether the rank polls: one sleep or timed wait after the other on the same line."""
         own = ((snapshot, rank) for snapshot in self.snapshots for rank in snapshot.ranks if rank.rank == root.rank)
         waits = [(leaf(rank), latest_end_s(rank, snapshot.at_s)) for snapshot, rank in own]
         is_timed = bool(waits) and waits[-1][1] is not None
@@ -159,10 +154,7 @@ class StallEpisode:
         return self.is_attended and bool(root.debugger)
 
     def _wakes_in_time(self, root: Wait) -> bool:
-        """Return whether the rank's sleep ends before the deadline.
-
-        The sleep of a polling loop does not count.
-        """
+        """Return whether the rank's sleep, unless a poll's, ends before the deadline."""
         if root.until_s is None:
             return False
         in_time = self.limits.deadline_s is None or root.until_s <= self.limits.deadline_s
@@ -218,10 +210,7 @@ def _loops(computation: Computation) -> bool:
 
 
 def _is_long_loop(computation: Computation) -> bool:
-    """Return whether the last samples of a computation show an endless loop with a long body.
-
-    They must all show the same user function, only a few of its lines, and only a few innermost lines.
-    """
+    """Return whether the latest samples all show the same user function and only a few of its lines."""
     last = computation[-LONG_LOOP_SAMPLES:]
     users = {sample.user_frame for sample in last}
     functions = {(user.file, user.function) if user else None for user in users}

@@ -36,10 +36,7 @@ _GROUPS = "torch/distributed/distributed_c10d.py"
 
 
 def is_shutting_down(rank: RankSnapshot) -> bool:
-    """Return whether the rank's Python interpreter is exiting.
-
-    The probe records a progress event when this begins. Without a probe, the stack shows it.
-    """
+    """Return whether the interpreter is exiting, according to the probe or else the stack."""
     if rank.status_file is not None and any(event.kind == "exit" for event in rank.status_file.events):
         return True
     main = _main_thread(rank)
@@ -58,10 +55,7 @@ _MIN_MOVING_SAMPLES = 2  # a single transferred byte may be a library's heartbea
 
 
 def moving_ranks(samples: Sequence[Sample]) -> tuple[int, ...]:
-    """Return the ranks that made progress according to `samples`.
-
-    A rank that computes on more lines than an endless loop has counts too.
-    """
+    """Return the ranks that progressed in `samples`, or computed on more lines than an endless loop."""
     return tuple(rank for rank in sorted({sample.rank for sample in samples}) if _moves(rank, samples))
 
 
@@ -72,10 +66,7 @@ def ranks_with_progress(evidence: Evidence) -> list[int]:
 
 
 def observation_sentence(evidence: Evidence) -> str:
-    """Return a sentence stating which ranks of a job are still making progress.
-
-    It begins with MOVING or SUSPECT.
-    """
+    """Return a sentence, beginning with MOVING or SUSPECT, on which ranks of a job still progress."""
     last = evidence.snapshots[-1].ranks if evidence.snapshots else ()
     without_probe = [rank.rank for rank in last if rank.status_file is None]
     has, own = ("has", "its own") if len(without_probe) == 1 else ("have", "theirs")
@@ -169,10 +160,7 @@ class Judgement:
 
 
 def judge(evidence: Evidence) -> Judgement:
-    """Return the verdict of a run.
-
-    FAIL takes precedence over HANG, because a rank that died explains why others wait for it.
-    """
+    """Return the verdict. FAIL comes before HANG, because a dead rank explains why others wait."""
     proof = _proof(evidence)
     failures = _failures(evidence, proof)
     if evidence.ending is Ending.POST_MORTEM:
@@ -218,10 +206,7 @@ def _judge_post_mortem(evidence: Evidence, failures: tuple[Failure, ...]) -> Jud
 
 
 def _post_mortem_proof(evidence: Evidence) -> Proof | None:
-    """Return the proof of a hang that an unwatched job's files contain, or None if they contain none.
-
-    Either some ranks timed out while they waited for others, or dumps show all ranks in waits, in different calls.
-    """
+    """Return the proof of a hang in an unwatched job's files: timeouts, or waits in different calls, or None."""
     graph = post_mortem_graph(evidence)
     waiting = [wait for wait in graph.waits if wait.kind in RANK_WAITS]
     are_closed = all(root.is_closed and root.kind in RANK_WAITS for root in graph.roots)
@@ -359,10 +344,7 @@ def _failures(evidence: Evidence, proof: Proof | None) -> tuple[Failure, ...]:
 
 
 def _rank_failure(rank: RankEvidence, *, is_exiting: bool) -> Failure | None:
-    """Return the failure of a rank, or None if the rank did not fail.
-
-    `is_exiting`: the program has finished and the interpreter is exiting.
-    """
+    """Return a rank's failure, or None. `is_exiting`: only the interpreter still runs."""
     exit = rank.exit
     if rank.exception is not None and (
         _ended_by(rank.exception, exit) or (is_exiting and rank.exception.at_s is not None)
@@ -474,10 +456,7 @@ def _early_exit(exit: Exit, evidence: Evidence, proof: Proof | None, failures: l
 
 
 def _disconnected_s(exit: Exit, evidence: Evidence) -> float:
-    """Return the time at which the other ranks lost their connection to this rank, in seconds since the launch.
-
-    Destroying the process group closes the connections, which may happen seconds before the exit.
-    """
+    """Return when the others lost their connection to this rank, perhaps seconds before its exit."""
     status_file = next((rank.status_file for rank in evidence.ranks if rank.rank == exit.rank), None)
     calls = status_file.calls if status_file else ()
     destroyed_s = [call.entered_s for call in calls if call.op == _DESTROYS and call.group in ("", "0")]

@@ -61,11 +61,7 @@ class WaitGraph:
 
 
 def wait_graph_between(before: Snapshot, after: Snapshot, exited_ranks: Iterable[int], backend: str) -> WaitGraph:
-    """Return the wait-for graph at the time of the snapshot `after`.
-
-    Snapshot `before` shows which ranks have made progress since. `exited_ranks` have exited, and `backend` is the
-    backend of the job.
-    """
+    """Return the wait-for graph at snapshot `after`. Progress is seen by comparing with `before`."""
     return _graph(before, after, job_state(after.ranks, exited_ranks, backend))
 
 
@@ -240,10 +236,7 @@ def _group_wait_text(state: WaitState, stack: Stack | None, status_file: StatusF
 def rank_samples(
     before: Snapshot | None, after: Snapshot, exited_ranks: Iterable[int], backend: str
 ) -> Iterator[Sample]:
-    """Yield a sample of each rank in snapshot `after`.
-
-    Snapshot `before` shows its motion, which is unknown if it is None.
-    """
+    """Yield a sample of each rank in `after`, with its motion since `before`, if given."""
     waits = (
         {wait.rank: wait for wait in wait_graph_between(before, after, exited_ranks, backend).waits} if before else {}
     )

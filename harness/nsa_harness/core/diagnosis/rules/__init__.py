@@ -102,10 +102,7 @@ from nsa_harness.core.diagnosis.rules import (
 
 
 class RulePhase(StrEnum):
-    """The phases of a diagnosis, in the order in which they run.
-
-    The last three phases add findings to any verdict, even a PASS.
-    """
+    """The phases of a diagnosis in their order. The last three add findings to any verdict, even a PASS."""
 
     NOT_JUDGED = "not judged"
     FIRST_FAILURE = (

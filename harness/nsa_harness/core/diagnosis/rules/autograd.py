@@ -62,10 +62,7 @@ def _explain_errors(
     place: Place | None = None,
     step: int | None = None,
 ) -> Explanation:
-    """Create the explanation for a run that ended with the given errors.
-
-    By default, the ranks that failed are at fault, and the place is that of the first failure.
-    """
+    """Create the explanation for a run that ended with these errors, by default on the ranks and line that failed."""
     return Explanation(
         cause=cause,
         evidence=evidence,
@@ -144,10 +141,7 @@ def inplace_modification(context: DiagnosisContext, failures: Sequence[Failure])
 
 @rule_if_raised(Cause.MODEL_MISMATCH)
 def model_mismatch(context: DiagnosisContext, failures: Sequence[Failure]) -> Explanation:
-    """Explain a failure in which DDP found that the ranks have different models.
-
-    The ranks whose model differs from the majority are at fault. Without a majority, all compared ranks are.
-    """
+    """Explain a failure in which DDP found different models. A minority is at fault, or else all compared ranks."""
     models = _model_facts(context, failures)
     common_model, majority_count = Counter(map(repr, models.values())).most_common(1)[0]
     odd_ranks = tuple(rank for rank, model in sorted(models.items()) if repr(model) != common_model)
@@ -203,10 +197,7 @@ def reentrant_no_grad_input(context: DiagnosisContext, failures: Sequence[Failur
 
 
 def silent_checkpoint(context: DiagnosisContext) -> Explanation | None:
-    """Report a reentrant checkpoint that keeps its parameters from being trained.
-
-    No input of the checkpoint requires a gradient. Without DDP, nothing fails in such a run.
-    """
+    """Report a reentrant checkpoint that keeps its parameters from being trained, which fails only under DDP."""
     checkpoints = _checkpoints_without_grad_input(context)
     parameters_by_rank = {
         rank.rank: rank.health.without_gradient
@@ -243,10 +234,7 @@ def nothing_to_differentiate(context: DiagnosisContext, failures: Sequence[Failu
 
 
 def find_unused_needless(context: DiagnosisContext) -> Explanation | None:
-    """Report that DDP's `find_unused_parameters=True` was unnecessary in every recorded step.
-
-    Only a limited number of steps is recorded, so an older step may have needed the option.
-    """
+    """Report that DDP's `find_unused_parameters=True` was unnecessary in every step that is still recorded."""
     ranks = tuple(
         rank.rank for rank in context.evidence.ranks if any("find_unused" in warning for warning in rank.warnings)
     )
@@ -265,10 +253,7 @@ def find_unused_needless(context: DiagnosisContext) -> Explanation | None:
 
 
 def gradient_order_differs(context: DiagnosisContext) -> Explanation | None:
-    """Report that gradients became ready in different orders on two ranks.
-
-    Such a run does not fail, because every rank reduces the DDP buckets in rank 0's order.
-    """
+    """Report that gradients became ready in different orders on two ranks, which alone makes no run fail."""
     order, buckets = context.evidence.gradient_order, context.evidence.bucket_order
     if order is None:
         return None
@@ -343,10 +328,7 @@ def _explain_missing_gradients(
     ranks: tuple[int, ...],
     place: Place | None = None,
 ) -> Explanation:
-    """Create the explanation for a DDP error about missing gradients.
-
-    The names of the parameters and the number of gradients per rank are added to `facts`.
-    """
+    """Create the explanation for a DDP error about missing gradients, with parameters and gradient counts per rank."""
     step = _failed_step(context, failures[0])
     counts = (
         (rank, status_file.gradients[step])
@@ -369,10 +351,7 @@ def _explain_missing_gradients(
 def _ranks_lacking_gradients(
     context: DiagnosisContext, failures: Sequence[Failure]
 ) -> tuple[tuple[int, ...], EvidenceKind] | None:
-    """Return the ranks that lack gradients computed on other ranks, and the kind of evidence for this.
-
-    Return None if all ranks lack the same gradients, or if no other rank was still in the failed step.
-    """
+    """Return the ranks that lack gradients computed on others in the failed step, and the kind of evidence, or None."""
     ranks = failed_ranks(failures)
     others = [rank for rank in context.evidence.ranks if rank.rank not in ranks]
     if not others:
@@ -413,10 +392,7 @@ def _collective_count(rank: RankEvidence) -> int:
 
 
 def _failed_step(context: DiagnosisContext, failure: Failure) -> int | None:
-    """Return the step whose backward pass caused the failure, or None if the rank has no status file.
-
-    DDP reports missing gradients only in the forward pass of the next step.
-    """
+    """Return the step whose backward pass made the next forward pass fail, or None without a status file."""
     status_file = context.status_file(failure.rank)
     if status_file is None:
         return None

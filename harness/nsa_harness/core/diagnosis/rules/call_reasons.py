@@ -44,10 +44,7 @@ class Reason:
 def possible_reasons(
     context: DiagnosisContext, difference: Difference, positions: RelativePositions
 ) -> Iterator[Reason]:
-    """Yield the possible reasons why collective calls differ between ranks, the strongest first.
-
-    The last item has no cause: it stands for an unknown reason.
-    """
+    """Yield the possible reasons why the calls differ, the strongest first, and last the unknown reason."""
     finders: tuple[Callable[[], Reason | None], ...] = (
         lambda: _dropped_batch(context),
         lambda: _caught_exception(context, difference),
@@ -62,10 +59,7 @@ def possible_reasons(
 
 
 def _dropped_batch(context: DiagnosisContext) -> Reason | None:
-    """Return a Reason if a rank dropped a batch and repeated the step with the next batch, otherwise None.
-
-    Such a rank reaches the end of its data one batch before the others.
-    """
+    """Return a Reason if a rank dropped a batch, so that it reaches the end of its data one batch before the others."""
     batch = abandoned_batch(context.status_files)
     if batch is None or context.step_difference is not None:
         return None
@@ -106,10 +100,7 @@ def _loop_jumps(context: DiagnosisContext, rank: int) -> list[Branch]:
 
 
 def _caught_exception(context: DiagnosisContext, difference: Difference) -> Reason | None:
-    """Return a Reason if one rank caught an exception that no other rank caught, otherwise None.
-
-    The exception must come from the step in which the calls differ, but not from the differing call itself.
-    """
+    """Return a Reason if only one rank caught an exception in the differing step, not raised by the call itself."""
     exceptions_by_rank = {
         rank: status_file.caught_exceptions
         for rank, status_file in context.status_files.items()
@@ -151,10 +142,7 @@ def _caught_exception(context: DiagnosisContext, difference: Difference) -> Reas
 
 
 def _decides_calls(context: DiagnosisContext, difference: Difference, rank: int, exception: CaughtException) -> bool:
-    """Return whether catching `exception` could have changed the collectives of the rank.
-
-    It can if the exception ended a forward pass, or if the function with its handler leads to a differing call.
-    """
+    """Return whether the exception ended a forward pass, or its handler's function leads to a differing call."""
     if exception.left_forward or exception.caught_at is None:
         return exception.left_forward
     events = [event for event in (difference.expected, difference.event(rank)) if event is not None]
@@ -221,10 +209,7 @@ def out_of_batches(context: DiagnosisContext, positions: RelativePositions | Non
 
 
 def _item_loop(context: DiagnosisContext, left_loop: Loop, others: Sequence[int]) -> Loop | None:
-    """Return the loop over items that `others` are still in, or None if there is none.
-
-    This is `left_loop` itself, or a loop that one of `others` runs in a function called inside it.
-    """
+    """Return the loop over items that `others` are still in: `left_loop`, or one in a function called inside it."""
     if left_loop.iterates_items:
         return left_loop
     stacks = [program_frames(context, rank) for rank in others]
@@ -249,10 +234,7 @@ def _different_batch_counts(context: DiagnosisContext) -> Reason | None:
 
 
 def _different_modules(context: DiagnosisContext, difference: Difference) -> Reason | None:
-    """Return a Reason if some ranks ran different modules than the rest, otherwise None.
-
-    This explains only calls that DDP or FSDP made.
-    """
+    """Return a Reason for calls of DDP or FSDP if some ranks ran different modules than the rest, otherwise None."""
     automatic_events = [event for _, event in difference.entered_events if not event.from_python]
     status_files = {rank: context.status_files[rank] for rank in difference.all_ranks if rank in context.status_files}
     if (
@@ -327,19 +309,14 @@ def _fewer_collectives(context: DiagnosisContext, difference: Difference) -> Rea
 
 
 def _ranks_outside_majority(step_difference: StepDifference) -> tuple[int, ...]:
-    """Return the ranks whose number of collectives in a step differs from that of the majority.
-
-    Without a majority, return those with fewer collectives.
-    """
+    """Return the ranks whose number of collectives in a step is not the majority's, or else those with fewer."""
     others = minority(dict(step_difference.counts))
     has_majority = len(others) < len(step_difference.counts)
     return others if has_majority else step_difference.behind
 
 
 def _skipping_branch(context: DiagnosisContext, step_difference: StepDifference, ranks: Sequence[int]) -> Place | None:
-    """Return the branch that could make a rank skip the counted call, or None if the source code shows no such
-    branch.
-    """
+    """Return the branch that could make a rank skip the counted call, or None if the source shows none."""
     events = context.timelines[ranks[0]].events if ranks and step_difference.from_python else ()
     last = [
         event
@@ -398,10 +375,7 @@ def _is_evaluating(status_file: StatusFile | None) -> bool:
 
 
 def _earliest_position(context: DiagnosisContext, rank: int, event: Event) -> int | None:
-    """Return the minimal number of training events before a rank's call in any earlier step, or None if unknown.
-
-    If the current step has fewer, the rank skipped a part of the model.
-    """
+    """Return the minimal number of training events before a call in any earlier step, or None if unknown."""
     earlier_calls = (call for call in context.timelines[rank].events if (call.step or 0) < (event.step or 0))
     positions = (call.position for call in earlier_calls if call.site == event.site)
     return min((position for position in positions if position is not None), default=None)

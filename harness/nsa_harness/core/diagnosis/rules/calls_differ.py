@@ -86,10 +86,7 @@ def calls_differ(context: DiagnosisContext) -> Explanation | None:
 
 
 def _cause_of(difference: Difference, reason: Reason, *, is_under_rank: bool) -> Cause:
-    """Return the cause of a difference in collective calls.
-
-    `is_under_rank`: a condition on the rank guards the call, or may guard it because the source is unknown.
-    """
+    """Return the cause of a difference in calls. `is_under_rank`: a rank condition guards the call, or may guard it."""
     if difference.kind in _VALUE_CAUSES and not (difference.kind is Kind.SHAPE and reason.explains_sizes):
         return _VALUE_CAUSES[difference.kind]
     if reason.cause is None and difference.kind is Kind.ORDER:
@@ -202,10 +199,7 @@ def _history_questions(context: DiagnosisContext, group: str, ranks: Sequence[in
 def _history_question(
     group: str, incomplete_ranks: Sequence[int], *, diverged_before: bool
 ) -> tuple[OpenQuestion, ...]:
-    """Return an open question if the ranks could have diverged before the first recorded call in `group`.
-
-    `incomplete_ranks`: the ranks whose flight recorders lack calls. `diverged_before`: the call history shows it.
-    """
+    """Return an open question if the ranks could have diverged before the first recorded call in `group`."""
     if diverged_before:
         return (OpenQuestion(code="diverged_before_history", facts={"group": group or "0"}),)
     if incomplete_ranks:
@@ -218,10 +212,7 @@ def _history_question(
 
 
 def _with_stacks_at_divergence(context: DiagnosisContext, difference: Difference) -> DiagnosisContext:
-    """Return the context with its stacks replaced by those recorded at the differing calls.
-
-    The stacks of the last snapshot may be from later calls. If a stack is unknown, the context stays unchanged.
-    """
+    """Return the context with the stacks recorded at the differing calls, or unchanged if one of them is unknown."""
     frames = {
         rank: (event.collective.frames if event.collective else ()) or event.chain
         for rank, event in difference.entered_events
@@ -395,10 +386,7 @@ def _collective_ref(event: Event) -> CollectiveRef | None:
 
 
 def _evidence(context: DiagnosisContext, difference: Difference, *, is_certain: bool) -> EvidenceKind:
-    """Return the kind of evidence for the explanation of a difference in collective calls.
-
-    `is_certain`: both the line of the difference and the ranks at fault are certain.
-    """
+    """Return the kind of evidence that the calls differ. `is_certain`: both the line and the ranks at fault are."""
     if is_certain:
         return EvidenceKind.STACKS if context.stacks_only else EvidenceKind.REPAIRED
     return EvidenceKind.OPEN if difference.is_symmetric else EvidenceKind.PART
@@ -443,10 +431,7 @@ def _is_repeated(difference: Difference) -> bool:
 
 
 def _call_facts_by_rank(context: DiagnosisContext, difference: Difference) -> tuple[Facts, ...]:
-    """Return facts about each of the differing calls, including which ranks made it.
-
-    If the ranks differ in size, dtype or root, each call also has this `value`.
-    """
+    """Return facts about each differing call and its ranks, with the `value` of a differing size, dtype or root."""
     calls = ((rank, event, call_facts(context, rank, event)) for rank, event in difference.entered_events)
     if difference.kind not in _VALUE_CAUSES:
         return ranks_by_facts((rank, facts) for rank, _, facts in calls)
@@ -485,10 +470,7 @@ def _is_skipper_below_call(context: DiagnosisContext, difference: Difference) ->
 def _loop_exit(
     context: DiagnosisContext, difference: Difference, positions: RelativePositions, ranks: Sequence[int]
 ) -> Place | None:
-    """Return the line that made the ranks leave a loop too early or too late, or None if unknown.
-
-    If no statement ends the loop early, return the origin of the number of iterations or the loop's own line.
-    """
+    """Return the line that ended a loop at the wrong time: an exit, the origin of the item count, or the loop."""
     loop = next((positions.left_loops[rank] for rank in ranks if rank in positions.left_loops), None)
     has_left = loop is not None
     if loop is None and difference.kind is Kind.COUNT:
@@ -543,10 +525,7 @@ def _iteration_count_origin(context: DiagnosisContext, outer_loop: Loop, rank: i
 
 
 def _difference_place(context: DiagnosisContext, difference: Difference, ranks: Sequence[int]) -> Place | None:
-    """Return the program line that makes the ranks' calls differ, or None if it is unknown.
-
-    That is the origin of differing arguments, or the branch that made a rank skip the call, or the call itself.
-    """
+    """Return the line that makes calls differ: the origin of arguments, a branch, or the call, or None if unknown."""
     if difference.kind in _VALUE_CAUSES and (origin := _origin_of_values(context, difference, ranks)):
         return origin
     others = _other_ranks(difference)
@@ -566,10 +545,7 @@ def _difference_place(context: DiagnosisContext, difference: Difference, ranks: 
 
 
 def _usual_path(context: DiagnosisContext, difference: Difference, rank: int) -> tuple[Frame, ...]:
-    """Return the call path, outermost frame first, through which `rank` made the missing call in earlier steps.
-
-    Return an empty tuple if the other ranks use the same path, or if no earlier path is known.
-    """
+    """Return the path, outermost first, of the missing call in earlier steps, or () if the other ranks share it."""
     expected = difference.expected
     caller = next((rank for rank, event in difference.entered_events if event is expected), None)
     paths = diverging_frames(context, caller, rank) if caller is not None and difference.kind is Kind.MISSING else None
@@ -601,10 +577,7 @@ def _origin_of_values(context: DiagnosisContext, difference: Difference, ranks: 
 
 
 def _as_count_difference(difference: Difference, positions: RelativePositions) -> Difference:
-    """Convert a difference to one in iteration counts, if some ranks left a loop that others are still in.
-
-    Otherwise, return `difference` unchanged.
-    """
+    """Return the difference, as one in iteration counts if some ranks left a loop that others are still in."""
     if not positions.left_loops:
         # The pattern of the calls looks like the end of a loop, but the source shows that every rank is still in it.
         is_in_loop = difference.kind is Kind.COUNT and positions.has_source and not _is_repeated(difference)
@@ -617,10 +590,7 @@ def _as_count_difference(difference: Difference, positions: RelativePositions) -
 
 
 def _as_extra_call(context: DiagnosisContext, difference: Difference) -> Difference:
-    """Convert a difference to an extra call if only one of the two differing calls depends on a condition.
-
-    Otherwise, return `difference` unchanged.
-    """
+    """Return the difference, as an extra call if only one of the two differing calls depends on a condition."""
     program = context.program
     sides: set[tuple[object, ...]] = set()
     for rank, _, paths in diverging_pairs(context, [rank for rank, _ in difference.entered_events]):
@@ -682,10 +652,7 @@ def _is_above(context: DiagnosisContext, rank: int, branch: Branch) -> bool:
 
 
 def _rank_branch(context: DiagnosisContext, rank: int, event: Event) -> Branch | None:
-    """Return the innermost condition on the rank number around a rank's call, or None if there is none.
-
-    If the rank is still in the call, the lines of its callers are searched too.
-    """
+    """Return the innermost condition on the rank around a call, or its callers if it is still open, or None."""
     known_rank = context.rank(rank) if not event.is_done else None
     callers = [frame for frame in rank_frames(context, known_rank) if not is_library(frame.file)] if known_rank else []
     lines: list[Place | Frame] = [event.place] if event.from_python and event.place else []

@@ -37,10 +37,7 @@ def _waiting_child(context: DiagnosisContext) -> tuple[Wait, ChildWait, ThreadWa
 
 @rule_if(_waiting_child)
 def child_waits(context: DiagnosisContext, root: Wait, child: ChildWait, wait: ThreadWait) -> Explanation:
-    """Explain a hang in which a rank waits for a child process that waits for a lock, a barrier or a queue.
-
-    A rank that could still empty the queue of its child is at fault itself: it should do so before it waits.
-    """
+    """Explain a hang in which a rank waits for a child process that waits for a lock, a barrier or a queue."""
     rank_is_at_fault = wait.call == "Queue.put" and not root.is_closed
     return Explanation(
         cause=Cause.LOCK_CYCLE,

@@ -184,10 +184,7 @@ def _all_waits_in_one_call(context: DiagnosisContext) -> tuple[list[Wait]] | Non
 
 @rule_if(_all_waits_in_one_call)
 def not_delivered(context: DiagnosisContext, waits: list[Wait]) -> Explanation:
-    """Explain a hang in which all ranks wait in the same collective.
-
-    Only for jobs that nsa-harness did not watch.
-    """
+    """Explain a hang of a job that was not watched, in which all ranks wait in the same collective."""
     return Explanation(
         cause=Cause.TRANSPORT,
         evidence=EvidenceKind.ABSENCE,
@@ -229,9 +226,7 @@ _WAIT_TIMEOUT = re.compile(r"(?:Timeout|BrokenBarrier)Error$|Empty$")
 
 
 def _death_before_exception(context: DiagnosisContext, first: Failure, error: RaisedException) -> PrintedMessage | None:
-    """Return the last message from a dead thread or child process that explains the exception, or None if there is
-    none.
-    """
+    """Return the last message from a dead thread or child process that explains the exception, or None."""
     rank = context.rank(first.rank)
     lost_partner, timeout = _LOST_PARTNER.search(error.type), _WAIT_TIMEOUT.search(error.type)
     for death in rank.background_failures if rank else ():
@@ -249,10 +244,7 @@ def _library_line(error: RaisedException, place: Place | None) -> Place | None:
 
 
 def _final_error_facts(context: DiagnosisContext, first: Failure, original: RaisedException) -> Facts | None:
-    """Return facts about the exception that ended the rank, or None if it is the original exception.
-
-    It may have followed from `original`, or have been passed on by a worker.
-    """
+    """Return facts about the exception that ended the rank, or None if it is `original` itself."""
     rank = context.rank(first.rank)
     if rank is None or rank.exception is None or rank.exception.frames == original.frames:
         return None
@@ -270,10 +262,7 @@ _IMPORTED_PACKAGE = re.compile(r"(?:from '(?=[\w.]+')|No module named '(?=\w+\.)
 
 
 def _package_with_missing_name(error: RaisedException) -> str | None:
-    """Return the nsa-harness package from which the program failed to import a name, or None if that was not the error.
-
-    The program may have a package of the same name, which is hidden by the one of nsa-harness.
-    """
+    """Return the nsa-harness package from which the program failed to import a name, or None."""
     program_frames = [
         frame for frame in error.frames if not (is_library(frame.file) or _harness_package_in(frame.file))
     ]
@@ -316,10 +305,7 @@ def early_exit(context: DiagnosisContext, first: Failure) -> Explanation:
 
 
 def _skipped_branch(context: DiagnosisContext, rank: int | None) -> Place | None:
-    """Return the branch that made a rank skip the call in which the other ranks wait, or None if unknown.
-
-    Used for jobs that nsa-harness attached to. If there is no such branch, return the line of the waiting call.
-    """
+    """Return the branch that made a rank of an attached job skip the awaited call, or else the line of this call."""
     waiting = _waits_for_ranks(context)
     if rank is None or not waiting:
         return None
@@ -458,10 +444,7 @@ def not_judged(context: DiagnosisContext) -> Explanation | None:
 
 
 def retracted_hang(context: DiagnosisContext) -> Explanation | None:
-    """Report that a job made progress again after nsa-harness had reported a hang.
-
-    This happens only with `watch`, because nsa-harness ends its own jobs after the proof.
-    """
+    """Report that a job under `watch` made progress again after nsa-harness had reported a hang."""
     retractions = context.evidence.retractions
     if not retractions:
         return None

@@ -1,6 +1,4 @@
-"""A note about ranks that hang inside a framework, of which the program's own lines only show the call, such as
-`trainer.fit()`.
-"""
+"""A note about ranks that hang inside a framework, called by a line of the program such as `trainer.fit()`."""
 
 from __future__ import annotations
 

@@ -202,10 +202,7 @@ def _explain_missing_key(
     evidence: EvidenceKind,
     proof: tuple[str, ...],
 ) -> Explanation:
-    """Create the explanation for a store key that was never set.
-
-    At fault is the rank that set similar keys before, or the rank that the source code names.
-    """
+    """Create the explanation for a store key that was never set, blaming a rank that set similar keys before."""
     ranks: tuple[int, ...] = ()
     last_write: Facts | None = None
     setting_line: _KeySetter | None = None
@@ -251,10 +248,7 @@ def _explain_missing_key(
 
 
 def _rank_with_fewest_writes(context: DiagnosisContext, keys: str) -> tuple[int, StoreKeyWrites] | None:
-    """Return the rank that set keys similar to `keys` least often, and its last such write, or None if no rank set any.
-
-    Keys are alike if they differ only in numbers.
-    """
+    """Return the rank with the fewest writes of keys like `keys`, and the last of these writes, or None."""
     patterns = {_NUMBERS.sub("#", key) for key in keys.split(",")}
     last_writes = {
         rank: max(matching, key=lambda key_set: key_set.at_s)
@@ -336,10 +330,7 @@ def transport(context: DiagnosisContext, root: Wait, _: tuple[int, ...]) -> Expl
 
 
 def _absent_ranks(waiting: Sequence[Wait]) -> tuple[int, ...]:
-    """Return the ranks that other ranks wait for and that are not waiting themselves.
-
-    If all awaited ranks are waiting, return the ranks that the first one waits for.
-    """
+    """Return the awaited ranks that do not wait themselves, or else those that the first one waits for."""
     waiting_ranks = {wait.rank for wait in waiting}
     return tuple(sorted({peer for wait in waiting for peer in wait.peers} - waiting_ranks)) or waiting[0].peers
 
@@ -373,10 +364,7 @@ def unacknowledged_sockets(evidence: Evidence) -> Iterator[tuple[int, Socket]]:
 
 
 def _is_undelivered(before: Socket, after: Socket) -> bool:
-    """Return whether a socket still holds the same unacknowledged data, although it was sent again.
-
-    Connections to processes of the job that are no rank do not count.
-    """
+    """Return whether a socket between ranks holds the same unacknowledged data, although it was sent again."""
     goes_to_rank = after.peer_rank is not None or not after.in_job
     is_unacknowledged = before.unacked_bytes > 0 and after.unacked_bytes >= before.unacked_bytes
     is_retransmitted = after.retransmits >= _MIN_RETRANSMITS or after.retransmits > before.retransmits

@@ -132,10 +132,7 @@ def dataloader_worker_blocked(context: DiagnosisContext, root: Wait, worker: Chi
 
 
 def _may_be_inherited_lock(child: ChildWait) -> bool:
-    """Return whether the child process could be waiting for a lock that was already locked when it was forked.
-
-    A process that was spawned (or started by a fork server) inherits no locks.
-    """
+    """Return whether a forked child process could be waiting for a lock that was locked when it was forked."""
     is_inheritable = child.kind is WaitKind.LOCK and child.is_closed and not child.target
     return is_inheritable and not is_from_spawn(child.command)
 
@@ -149,10 +146,7 @@ def fork_lock(context: DiagnosisContext, root: Wait, child: ChildWait) -> Explan
 def _explain_blocked_child(
     context: DiagnosisContext, cause: Cause, root: Wait, child: ChildWait, *, evidence: EvidenceKind
 ) -> Explanation:
-    """Create the explanation for a rank that waits for a blocked child process.
-
-    If the child may wait for an inherited lock, the place is another function of the program that takes the same lock.
-    """
+    """Create the explanation for a rank that waits for a blocked child process."""
     line = _child_place(context, root, child)
     is_inherited = _may_be_inherited_lock(child)
     taker = context.program.other_holder_of_lock(line) if line and is_inherited else None
@@ -204,10 +198,7 @@ def _is_lock_deadlock(root: Wait) -> bool:
 
 @rule_if(root_where(_is_lock_deadlock))
 def lock_cycle(context: DiagnosisContext, root: Wait, ranks: tuple[int, ...]) -> Explanation:
-    """Explain a hang in which a rank waits for a lock that no thread or process can release.
-
-    The rank may also wait for another action of a thread that can never come, such as setting an event.
-    """
+    """Explain a hang in which a rank waits for a lock that no thread or process can release."""
     thread_line, own_line = awaited_thread_line(context, root), wait_place(context, root)
     place = thread_line or own_line
     stack = rank_stack(context.last_snapshot[root.rank]) if root.rank in context.last_snapshot else None
@@ -242,10 +233,7 @@ def lock_cycle(context: DiagnosisContext, root: Wait, ranks: tuple[int, ...]) ->
 
 
 def _lock_holder_facts(context: DiagnosisContext, root: Wait, lock_line: Place | None) -> Facts | None:
-    """Return facts about the thread that took the lock, or None if this thread is unknown.
-
-    `thread` is None if the waiting thread took the lock itself.
-    """
+    """Return facts about the thread that took the lock (None: the waiting one), or None if this thread is unknown."""
     if lock_line is None:
         return None
     for stack in context.last_snapshot[root.rank].stacks if root.rank in context.last_snapshot else ():
@@ -281,9 +269,7 @@ def starved(context: DiagnosisContext, root: Wait, ranks: tuple[int, ...]) -> Ex
 
 @rule_if(root_where(lambda root: root.kind in (WaitKind.IO, WaitKind.FILE_LOCK, WaitKind.CHILD)))
 def blocked_io(context: DiagnosisContext, root: Wait, ranks: tuple[int, ...]) -> Explanation:
-    """Explain a hang in which a rank is blocked in a read, a write or a file lock, or waits for a child process that
-    is.
-    """
+    """Explain a hang in which a rank, or a child process that it waits for, is blocked in I/O or a file lock."""
     is_named = not root.target.startswith(("pipe:", "socket:"))
     # If no process can end the wait, the innermost child shows why. Otherwise, the rank's own line needs a timeout.
     blocking_child = root.child.deepest if root.child and root.is_closed else None

@@ -57,10 +57,7 @@ def p2p_unmatched(context: DiagnosisContext) -> Explanation | None:
 
 
 def _unmatched_halves(context: DiagnosisContext) -> Explanation | None:
-    """Explain a hang in which two ranks called a send and a receive that do not match each other.
-
-    The network has delivered all data.
-    """
+    """Explain a hang in which a send and a receive do not match, although all data was delivered."""
     roots = [root for root in hung_roots(context) if root.kind is WaitKind.TRANSPORT]
     roots = [root for root in roots if root.call is not None and operation(root.call) in TRANSFERS]
     if not roots or any(unacknowledged_sockets(context.evidence)):

@@ -23,10 +23,7 @@ from nsa_harness.core.report import Place
 
 
 def _divergences(context: DiagnosisContext) -> tuple[list[ReplicaDivergence]] | None:
-    """Return the models whose replicas differ between ranks although they should be equal, or None if there are none.
-
-    Replicas without samples from every rank of their group are skipped. Return None if no replicas differ.
-    """
+    """Return the models whose replicas differ between ranks although they should be equal, or None."""
     groups: dict[tuple[int, tuple[int, ...]], dict[int, Replica]] = {}
     for rank, replica in samples_by_rank(context, lambda samples: samples.replicas):
         groups.setdefault((replica.number, replica.ranks), {})[rank] = replica
@@ -114,10 +111,7 @@ _Moment = tuple[str, int]  # the fields `at` and `round` of a ReplicaSample
 
 
 def _other_order(replicas: Mapping[int, Replica]) -> ReplicaDivergence | None:
-    """Return the difference if the ranks have the same parameters in different orders, or None.
-
-    DDP matches parameters by their position. With another order, it averages the gradients of different parameters.
-    """
+    """Return the difference if parameters have different orders, so that DDP averages different gradients, or None."""
     orders = {replica.order for replica in replicas.values()}
     name_sets = {replica.name_set for replica in replicas.values()}
     if len(orders) < 2 or not all(orders) or len(name_sets) > 1:
@@ -139,10 +133,7 @@ def _other_order(replicas: Mapping[int, Replica]) -> ReplicaDivergence | None:
 
 
 def first_divergence(replicas: Mapping[int, Replica]) -> ReplicaDivergence | None:
-    """Return the difference between a model's replicas, or None if they are equal at the end.
-
-    `replicas` are given by rank. Also None if they are not meant to be equal.
-    """
+    """Return the difference between a model's replicas, by rank, or None if they are equal or not meant to be."""
     if len(replicas) > 1 and (other_order := _other_order(replicas)) is not None:
         return other_order
     if len(replicas) < 2 or any(
@@ -272,10 +263,7 @@ def _last_difference(replicas: Sequence[Replica]) -> tuple[tuple[str, ...], floa
 
 
 def _relative_difference(blocks: Sequence[ParameterBlock]) -> float:
-    """Return the maximal difference between parameter blocks, relative to their size.
-
-    It is infinite if only some blocks contain finite values, and 0 if none does.
-    """
+    """Return the largest relative difference between blocks: infinity if some are not finite, 0 if none is."""
     finite = [block for block in blocks if math.isfinite(block.size) and math.isfinite(block.total)]
     if len(finite) < len(blocks):
         return math.inf if finite else 0.0

@@ -62,10 +62,7 @@ _REFUSED_TEXTS = (
 
 @rule_if(first_own_failure)
 def host_oom(context: DiagnosisContext, first: Failure) -> Explanation | None:
-    """Explain a failure in which the host's memory was exhausted.
-
-    Either an allocation failed, or the kernel killed the rank or its worker.
-    """
+    """Explain a failure because the host's memory was exhausted: a failed allocation, or a kill by the kernel."""
     if first.exception is not None:
         return _explain_failed_allocation(context, first, first.exception)
     return _explain_oom_kill(context, first) if first.status == -signal.SIGKILL else None
@@ -164,10 +161,7 @@ def cuda_assert(context: DiagnosisContext, first: Failure) -> Explanation | None
 
 @rule_if(first_own_exception)
 def dataloader_worker_died(context: DiagnosisContext, first: Failure, error: RaisedException) -> Explanation | None:
-    """Explain a failure in which a DataLoader worker died.
-
-    PyTorch may raise this error on any line of the rank, so only the message identifies it.
-    """
+    """Explain a failure in which a DataLoader worker died, which PyTorch may report on any line of the rank."""
     match = Cause.DATALOADER_WORKER_DIED.find_message(error.message)
     if match is None:
         return None
@@ -246,10 +240,7 @@ def _open_files(error: RaisedException) -> Facts | None:
 
 
 def _refusal_code(error: RaisedException) -> str | None:
-    """Return the key in section [refused] of causes.toml for the resource that was refused, or None if none was.
-
-    An error number counts only in an OSError, or in an error that a DataLoader worker passed on.
-    """
+    """Return the key in [refused] of causes.toml for the resource that was refused, or None."""
     number = _ERRNO.search(error.message)
     if number and (error.type in _OS_ERRORS or "DataLoader worker" in error.message):
         return _REFUSED_ERRNOS.get(int(number[1]))
@@ -303,9 +294,7 @@ def _gpu_facts(gpu: Gpu) -> Facts:
 
 
 def _finished_program(context: DiagnosisContext) -> tuple[Wait, tuple[int, ...]] | None:
-    """Return the wait of the first hung rank whose program has finished, and all such ranks, or None if there are
-    none.
-    """
+    """Return the wait of the first hung rank whose program has finished, and all such ranks, or None."""
     snapshot = context.last_snapshot
     return root_where(lambda root: root.rank in snapshot and is_shutting_down(snapshot[root.rank]), all_matching=True)(
         context

@@ -74,10 +74,7 @@ def _spends_time_on(context: DiagnosisContext, profile: RankProfile | None) -> s
 
 
 def _evidence_of_pace(profile: RankProfile, current_pace: Pace | None) -> EvidenceKind:
-    """Return the kind of evidence for a slow run: SAMPLES if steps still finish, otherwise OPEN.
-
-    SAMPLES also requires enough samples. Only if steps still finish will the current step finish too.
-    """
+    """Return the evidence for a slow run: SAMPLES if there are enough and steps still finish, otherwise OPEN."""
     finishes_steps = (
         current_pace is not None
         and current_pace.step_s is not None
@@ -87,10 +84,7 @@ def _evidence_of_pace(profile: RankProfile, current_pace: Pace | None) -> Eviden
 
 
 def _explain_delay(context: DiagnosisContext) -> Explanation | None:
-    """Explain a slow run in which most ranks wait for one rank that is itself blocked.
-
-    The last snapshots show which rank waits for which.
-    """
+    """Explain a slow run whose last snapshots show that most ranks wait for one rank that is blocked itself."""
     snapshots = context.evidence.snapshots[-2:]
     graph = wait_graph_between(snapshots[0], snapshots[-1], (), context.evidence.backend) if snapshots else None
     if graph is None or graph.has_progress or not 0 < len(graph.roots) < len(graph.waits):
@@ -124,10 +118,7 @@ def _pace_facts(current_pace: Pace | None) -> Facts | None:
 
 @dataclass(frozen=True, kw_only=True)
 class _CodeRegion:
-    """A region of the program's code for which stack samples are counted.
-
-    It is a loop, or the code of a function outside its loops.
-    """
+    """A loop, or the code of a function outside its loops, for which stack samples are counted."""
 
     frame: Frame  # the line of the region with most samples
     loop_line: int | None  # line of the `for` or `while`; None: code outside loops, or no source code

@@ -26,10 +26,7 @@ _ByRank = Mapping[int, StepTimes]
 
 
 def _steps_of_all_ranks(context: DiagnosisContext) -> tuple[list[_ByRank]] | None:
-    """Return the times of all ranks for each group of steps, or None if not all ranks have enough of them.
-
-    Also return None if ranks exchange data with each other directly, as in a pipeline.
-    """
+    """Return the step times of all ranks for each group of steps, or None if there are too few, or in a pipeline."""
     ranks = context.evidence.ranks
     times = {rank.rank: {one.step: one for one in rank.health.step_times} for rank in ranks if rank.health}
     calls = (call.op for rank in ranks if rank.status_file for call in rank.status_file.calls)

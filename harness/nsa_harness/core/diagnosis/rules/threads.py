@@ -98,10 +98,7 @@ def living_partner(context: DiagnosisContext, root: Wait) -> Facts | None:
 
 
 def _living_thread(context: DiagnosisContext, root: Wait, partner: Place | None = None) -> Facts | None:
-    """Return the facts about another thread of the program that is alive, or None if there is none.
-
-    If `partner` is given, the thread must be in its function.
-    """
+    """Return facts about another living thread of the program, in the function of `partner` if given, or None."""
     snapshot, training = context.last_snapshot.get(root.rank), _training_stack_of(context, root)
     for stack in snapshot.stacks if snapshot else ():
         own = [frame for frame in stack.frames if not is_library(frame.file) and not frame.file.startswith("<")]
@@ -211,10 +208,7 @@ def _has_frame_in(frames: Sequence[Frame], file: str, names: Sequence[str]) -> b
 
 
 def _waits_for_idle_pool(snapshot: RankSnapshot) -> bool:
-    """Return whether the rank waits for a `multiprocessing.Pool` whose workers all wait for tasks.
-
-    This cannot happen with a ProcessPoolExecutor, which notices a lost worker and raises an exception.
-    """
+    """Return whether the rank waits for a `multiprocessing.Pool` whose workers all wait for tasks."""
     stack = rank_stack(snapshot)
     if stack is None or awaits_result(stack.frames) is not MULTIPROCESSING:
         return False
@@ -311,10 +305,7 @@ def _training_stack_of(context: DiagnosisContext, root: Wait) -> Stack | None:
 
 
 def _stays_native(context: DiagnosisContext, root: Wait, stack: Stack) -> bool:
-    """Return whether the rank stays in native code and never returns to Python.
-
-    A Python loop that calls short C functions also shows native frames, but its heartbeat continues.
-    """
+    """Return whether the rank stays in native code and never returns to Python."""
     is_one_line = len(loop_lines(root, context.evidence.samples)) == 1
     return (
         is_one_line
@@ -324,10 +315,7 @@ def _stays_native(context: DiagnosisContext, root: Wait, stack: Stack) -> bool:
 
 
 def _keeps_gil(context: DiagnosisContext, root: Wait, stack: Stack) -> bool:
-    """Return whether the rank holds the GIL without releasing it.
-
-    The stack must have native frames. Otherwise, only a missing heartbeat shows that the GIL is not released.
-    """
+    """Return whether the rank keeps the GIL in native code, as its native frames or a missing heartbeat show."""
     return stack.gil and (bool(stack.native) or _heartbeat_age_s(context, root) >= _MISSING_HEARTBEAT_S)
 
 
