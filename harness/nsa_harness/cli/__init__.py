@@ -1,4 +1,1 @@
-"""The command line of nsa-harness.
-
-Each command parses its arguments, calls a function of `commands`, prints the result and sets the exit code.
-"""
+"""The command line of nsa-harness: each command parses its arguments, calls a function, and prints the result."""

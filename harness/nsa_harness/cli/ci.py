@@ -48,10 +48,7 @@ def summary(
 
 
 def _night(directories: Sequence[Path], matrix_file: Path | None) -> NightSummary:
-    """Return a summary of the reports found in `directories`.
-
-    `matrix_file`: a workflow whose matrix lists the expected jobs, or None. Jobs without a report count as missing.
-    """
+    """Return a summary of the reports below `directories`. Jobs of the matrix without a report are missing."""
     from nsa_harness.core.ci import UnreadFile, night_summary
     from nsa_harness.supervisor.storage.reports import matrix_jobs, stored_reports
 

@@ -284,10 +284,7 @@ def _parse_runs_or_time(text: str | None) -> tuple[int | None, float | None]:
 
 
 def _split_pair(option: str, value: str, separator: str, example: str) -> tuple[str, str]:
-    """Split an option's value at the separator. Raise UsageError unless there are exactly two parts.
-
-    `example`: a correct value, for the error message.
-    """
+    """Split an option's value into exactly two parts. Raise UsageError, which shows `example`, if it has others."""
     first, has_separator, second = value.partition(separator)
     if not has_separator or separator in second or (separator == ".." and not (first and second)):
         raise UsageError(f"{option}: expected two values, such as {example}; got {value!r}")

@@ -1,7 +1,4 @@
-"""The entry point of `nsa-harness`: its commands, exit codes and error messages.
-
-Heavy modules are imported only when a command runs, so that --help and shell completion stay fast.
-"""
+"""The entry point of `nsa-harness`. Heavy modules are imported only when a command runs, so --help is fast."""
 
 from __future__ import annotations
 
@@ -199,10 +196,7 @@ def _is_for_git_bisect(argv: Sequence[str]) -> bool:
 
 
 def run_command_line(argv: Sequence[str]) -> int:
-    """Run the command in `argv` and return its exit code.
-
-    Errors are printed to stderr, without a traceback unless the debug variable is set.
-    """
+    """Run the command in `argv` and return its exit code. Errors go to stderr, with a traceback only for debugging."""
     own_args, program_args = _split(argv)
     try:
         _check_environment(os.environ)
@@ -295,10 +289,7 @@ def _report_bug(error: Exception, *, as_json: bool) -> int:
 
 
 def _report_error(text: str, code: int, *, as_json: bool) -> int:
-    """Print an error to stderr, and return `code`.
-
-    `as_json`: also print the error as an event to stdout.
-    """
+    """Print an error to stderr, with `as_json` also as an event to stdout, and return `code`."""
     from nsa_harness.render.terminal.layout import paragraph
 
     columns = shutil.get_terminal_size().columns if sys.stderr.isatty() else 0

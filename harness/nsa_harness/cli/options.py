@@ -39,28 +39,18 @@ _UNBROKEN_HYPHEN = "\N{NON-BREAKING HYPHEN}"
 
 
 def option(form: str, text: str, group: str | None = None, **more: Any) -> Any:
-    """Declare an option for typer, with the help text `text`.
-
-    `form`: the option as --help shows it, such as "-t --tag TAG". `text`: its description. `group`: the heading above
-    it.
-    """
+    """Declare an option as --help shows it, such as "-t --tag TAG", with its description and heading."""
     names, metavar = re.fullmatch(r"((?:-\S+ ?)+)(.*)", form).groups()  # type: ignore[union-attr]
     return typer.Option(*names.split(), metavar=metavar or None, help=text, rich_help_panel=group, **more)
 
 
 def argument(form: str, text: str, **more: Any) -> Any:
-    """Declare an argument for typer, with the help text `text`.
-
-    `form`: the argument as --help shows it, such as "[RUN]". `text`: its description.
-    """
+    """Declare an argument as --help shows it, such as "[RUN]", with its description."""
     return typer.Argument(metavar=form, help=text, **more)
 
 
 class GroupedCommand(TyperCommand):
-    """A typer command whose --help shows the options in groups.
-
-    It also makes an environment variable set each option, such as NSA_HARNESS_DRY_RUN for --dry-run.
-    """
+    """A command whose --help groups the options, each of which has a variable such as NSA_HARNESS_DRY_RUN."""
 
     def __init__(self, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
@@ -178,10 +168,7 @@ def typed_command() -> str:
 def run_options(
     out: Path | None, probe: Probe, *, as_json: bool, no_redact: bool, git_diff: bool, no_values: bool = False
 ) -> RunOptions:
-    """Return one object with the options that all commands share.
-
-    It also contains the command line that the user typed.
-    """
+    """Return the options that all commands share, with the command line that the user typed."""
     from nsa_harness.supervisor.storage.rundir import RunOptions
 
     return RunOptions(

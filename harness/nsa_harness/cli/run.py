@@ -199,10 +199,7 @@ def invocation_from_args(
 
 
 def _repeat_failures(request: RunRequest, *, dry_run: bool) -> NoReturn:
-    """Launch the failed scenarios of the latest run again, and exit.
-
-    `dry_run`: only print the commands.
-    """
+    """Launch the failed scenarios of the latest run again, or only print their commands, and exit."""
     from nsa_harness.commands.run import failed_specs, stored_plan_file
     from nsa_harness.supervisor.launch.planning import LaunchPlan
 
@@ -237,10 +234,7 @@ def _resume(request: RunRequest, run_name: str, *, dry_run: bool) -> NoReturn:
 
 
 def _launch(request: RunRequest, plan: LaunchPlan, *, dry_run: bool) -> NoReturn:
-    """Launch the runs of a plan, and exit with the resulting exit code.
-
-    `dry_run`: only print the commands.
-    """
+    """Launch the runs of a plan, or only print their commands, and exit with the resulting exit code."""
     if dry_run:
         from nsa_harness.cli.text import command_events, command_lines
         from nsa_harness.supervisor.storage.redaction import Redaction

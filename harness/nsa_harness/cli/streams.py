@@ -16,10 +16,7 @@ _STDERR = 2
 
 
 class _Output(io.FileIO):
-    """A standard stream that remembers why writing to it failed.
-
-    A failed write to stderr raises nothing, because the error message could not be written there either.
-    """
+    """A standard stream that remembers why writing to it failed. A failed write to stderr raises nothing."""
 
     failure: OSError | None = None
 
@@ -64,10 +61,7 @@ def _text_stream(descriptor: int, stream: io.TextIOWrapper | None) -> io.TextIOW
 
 
 def lost_output() -> str:
-    """Flush stdout, and return why some of its text could not be written, or "" if nothing was lost.
-
-    If the reader of a pipe has closed it, as `head` does, nothing is lost: the reader has what it wanted.
-    """
+    """Flush stdout. Return why text was lost, or "" if none was. A reader that closes its pipe loses nothing."""
     with suppress(OSError, ValueError):
         sys.stdout.flush()
     raw = getattr(getattr(sys.stdout, "buffer", None), "raw", None)

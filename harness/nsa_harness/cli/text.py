@@ -31,10 +31,7 @@ _NAME_COLUMNS = 22
 
 
 def short_catalog_lines(items: Sequence[SelectedScenario], width: int) -> Iterator[str]:
-    """Yield the output of `list`: the user's scenarios, and then the shipped scenarios.
-
-    Of the shipped scenarios, the names of the main directory and the number in each other directory are shown.
-    """
+    """Yield the output of `list`: the user's scenarios, and the names and numbers of the shipped ones."""
     users = [item for item in items if not item.is_shipped]
     yield from catalog_lines(users, width)
     shipped: dict[str, dict[str, None]] = {}

@@ -130,10 +130,7 @@ def attach(
 
 
 def _choose_job(jobs: Sequence[str]) -> int | None:
-    """Ask the user which job to inspect, and return its process ID.
-
-    Return None if there is no terminal on which to ask.
-    """
+    """Ask the user which job to inspect. Return its process ID, or None without a terminal."""
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         return None
     for job in jobs:

@@ -1,4 +1,1 @@
-"""The functions that implement the commands.
-
-Only these modules connect planning, launching, judging and rendering.
-"""
+"""The functions that implement the commands. Only they connect planning, launching, judging and rendering."""

@@ -136,10 +136,7 @@ def _follow(
 
 
 def prepare(attempt: AttemptDir, spec: RunSpec, facts: MachineFacts) -> None:
-    """Create the directory of an attempt, and write its spec, command line and environment.
-
-    Raises FileExistsError if the attempt was started before.
-    """
+    """Create an attempt's directory with spec, command and environment. Raise FileExistsError if it exists."""
     # A run that was killed before it wrote the spec has left an empty directory, which can be used.
     attempt.path.parent.mkdir(parents=True, exist_ok=True)
     SafeDirectory(attempt.path.parent).make_directory(attempt.path)

@@ -1,7 +1,4 @@
-"""Run a bisection and write its answer.
-
-The search decides which configurations to launch. In this module, a probe is one test run of one configuration.
-"""
+"""Run a bisection and write its answer. A probe is one test run of one configuration."""
 
 from __future__ import annotations
 
@@ -215,10 +212,7 @@ class Bisection(SearchProgress):
     # Probes.
 
     def probe(self, round_: Round) -> list[ProbeResult]:
-        """Run the program with each configuration of the round, and return the results.
-
-        A result that an earlier session has stored is used instead of a new launch.
-        """
+        """Return the results of the round's configurations, stored by an earlier session or of new launches."""
         self._show_round(round_)
         single_rounds = [
             replace(round_, subsets=(subset,), purpose=purpose, purpose_of_each=())
@@ -235,19 +229,13 @@ class Bisection(SearchProgress):
         return [probe.counts_as for probe in probes]
 
     def _probe_again(self, subset: Subset, purpose: Purpose, *, in_full: bool = True) -> ProbeReport:
-        """Run the program again with the configuration `subset`, and return a report on this test run.
-
-        `in_full`: under torchrun and with the full limits, like the printed command.
-        """
+        """Run the configuration `subset` again, and return its report. `in_full`: like the printed command."""
         round_ = Round(subsets=(subset,), purpose=purpose, open=(0, len(self.request.subject.items)), probes_left=0)
         self._show_round(round_)
         return self._probe(next(self._numbers), round_, in_full=in_full)
 
     def _probe(self, n: int, round_: Round, *, in_full: bool | None = None) -> ProbeReport:
-        """Return the report for the configuration of `round_`, either a stored one or that of a new test run.
-
-        `round_` must have a single configuration.
-        """
+        """Return the report for the single configuration of `round_`, a stored one or that of a new test run."""
         (subset,) = round_.subsets
         in_full = self._in_full(subset, round_.purpose) if in_full is None else in_full
         with self._lock:
@@ -369,10 +357,7 @@ class Bisection(SearchProgress):
         raise _LauncherDecides
 
     def _confirm_commands(self, answer: SearchAnswer) -> None:
-        """Run the failing and the passing configuration under torchrun, unless this was already done.
-
-        The report prints a command only if its last launch under torchrun had the result that the answer claims.
-        """
+        """Run the failing and the passing configuration under torchrun, unless done, to confirm the commands."""
         configurations = (
             (answer.failing, ProbeResult.BAD, Purpose.PROOF_BAD),
             (answer.passing, ProbeResult.GOOD, Purpose.PROOF_GOOD),

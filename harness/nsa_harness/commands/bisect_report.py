@@ -55,10 +55,7 @@ class SearchProgress:
 def report_so_far(
     state: SearchProgress, answer: SearchAnswer = NOTHING_YET, *, alone: str | None = None, cut_short: bool = False
 ) -> BisectReport:
-    """Return the report of a bisection with the results so far.
-
-    `alone`: the command that runs repro.py, or None. `cut_short`: whether the search was interrupted.
-    """
+    """Return the report of a bisection so far. `alone`: the command that runs repro.py. `cut_short`: interrupted."""
     spec = _any_spec(state.launches)
     return BisectReport(
         run_id=state.run.run_id if state.run else "",
@@ -90,10 +87,7 @@ def write_answer(
     *,
     cut_short: bool,
 ) -> BisectReport:
-    """Write all output files for the bisection, and return its report.
-
-    `outcomes`: the outcomes of this session by directory name. Test runs of earlier sessions are judged again.
-    """
+    """Write all output files for the bisection, and return its report. Earlier sessions' runs are judged again."""
     run = session.run
     search = report_so_far(state, answer, alone=_write_repro(state, run, answer), cut_short=cut_short)
     search = run.redaction.value(replace(search, command=run.redaction.command_text(search.command)))

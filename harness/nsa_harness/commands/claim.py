@@ -1,7 +1,4 @@
-"""Test the claim that a change helps, by launching a program with and without the change.
-
-`core/experiment/claim.py` decides when the counts of failures are conclusive.
-"""
+"""Test the claim that a change helps, by launching a program with and without the change."""
 
 from __future__ import annotations
 
@@ -76,10 +73,7 @@ class ClaimRequest:
 
 
 def run_claim(request: ClaimRequest) -> int:
-    """Test a claim, write the output files, and return the exit code.
-
-    Raises UsageError if the two sides do not differ in exactly one key, commit or argument.
-    """
+    """Test a claim, write the output files, and return the exit code. Raise UsageError if the sides do not fit."""
     facts = machine_facts()
     try:
         planned = planned_claim(request, facts)
@@ -159,10 +153,7 @@ def _record_untested(request: ClaimRequest, facts: MachineFacts, reason: str) ->
 
 
 def _sides(request: ClaimRequest, facts: MachineFacts, tree_of: TreeOf | None) -> LaunchSides:
-    """Return the two launches, with and without the change, that a claim compares.
-
-    `tree_of` checks out a commit. If it is None, no commit is checked out.
-    """
+    """Return the two launches that a claim compares. `tree_of`, if any, checks out a commit."""
     question, commits = request.question, request.commits
     if commits is None:
         return plan_sides(question, facts, arg=request.arg)

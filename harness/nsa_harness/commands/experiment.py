@@ -72,11 +72,7 @@ class Experiment:
         self.screen.show(lines)
 
     def finish(self, line: LedgerLine, code: int) -> tuple[int, Path | None]:
-        """Write a ledger line and the output files, and return the exit code and the ledger's path.
-
-        The code is `code` unless the user interrupted. The path is None if there was no trial or the ledger cannot be
-        written.
-        """
+        """Write a ledger line and the output files. Return the exit code and the path of the ledger, if any."""
         code = INTERRUPTED if self.session.interrupted else code
         ledger = self._add_to_ledger(line) if self.trials else None
         self.session.write_documents(self.outcomes)
@@ -92,11 +88,7 @@ class Experiment:
             return None
 
     def ledger_line(self, spec: RunSpec, runs: Sequence[str] = (), **facts: Any) -> LedgerLine:
-        """Return a new line for the ledger of experiments.
-
-        `spec`: the launch whose git commit is recorded. `runs`: the ids of earlier runs that belong to the question.
-        `facts`: further fields of the line.
-        """
+        """Return a new line for the ledger. `runs`: earlier runs of the question. `facts`: further fields."""
         git: Mapping[str, Any] = describe(spec, self.session.facts, git_diff=False)["git"] or {}
         return LedgerLine(
             at=utc_now(), attempts=len(self.trials), commit=git.get("commit"),
@@ -127,10 +119,7 @@ def experiment_in(
     *,
     screen_type: type[ExperimentScreen] = TrialScreen,
 ) -> Iterator[Experiment]:
-    """Open a session for an experiment in a run directory that is already locked.
-
-    `trials` are the finished trials of earlier sessions in this directory. `screen_type` prints the output.
-    """
+    """Open a session for an experiment in a locked run directory, after the `trials` of earlier sessions."""
     screen = screen_type(sys.stderr if options.json else sys.stdout, live=not options.json)
     outcomes = list(judge_again(run, [trial.dir for trial in trials]).values())
     with session(run, options, configs, screen=screen, facts=facts) as running:
@@ -145,10 +134,7 @@ def utc_now() -> str:
 def ledger_side(
     label: str, spec_hash: str, failures: int, runs: int, confidence: float, ends: Mapping[str, int]
 ) -> LedgerSide:
-    """Return the half of a ledger line that describes one of the two compared launches.
-
-    It has the failure rate with a confidence interval. `ends` counts how the runs ended, for example {"HANG": 3}.
-    """
+    """Return one side of a ledger line with its failure rate. `ends` counts how the runs ended, as in {"HANG": 3}."""
     low, high = interval(failures, runs, confidence)
     return LedgerSide(
         what=label, spec_hash=spec_hash, failed=failures, of=runs, rate=round(failures / runs, 4) if runs else None,

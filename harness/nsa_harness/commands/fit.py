@@ -36,10 +36,7 @@ class Answer:
 
 
 def fit(run_paths: Sequence[Path], size: RequestedSize, parent: Path) -> Answer:
-    """Predict the cost of a larger training step from stored runs of several sizes.
-
-    Without `run_paths`, the latest run below `parent` is used. Raises UsageError if there is no sweep.
-    """
+    """Predict the cost of a larger step from stored runs (default: the latest). Raise UsageError without a sweep."""
     paths: Sequence[Path | None] = run_paths or (None,)
     outcomes = [outcome for path in paths for outcome in _outcomes(path, parent)]
     found_sweeps = sweeps(outcomes)

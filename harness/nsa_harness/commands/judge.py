@@ -60,11 +60,7 @@ def judge_evidence(
     repeat: str | None,
     own_rules: tuple[Rule, ...] = (),
 ) -> Outcome:
-    """Judge the evidence of one attempt and return its outcome.
-
-    `directory`: name of the attempt's directory. `repeat`: a command that repeats the attempt, or None. `own_rules`:
-    further diagnosis rules for the program that ran.
-    """
+    """Judge the evidence of one attempt, with the program's `own_rules` in addition, and return its outcome."""
     judgement = judge(evidence)
     diagnosis = diagnose(evidence, judgement, own_rules)
     words = in_words(diagnosis)
@@ -185,10 +181,7 @@ def _write_repro(attempt: AttemptDir, spec: RunSpec, evidence: Evidence, outcome
 
 
 def judge_stored(attempt: AttemptDir, budget: Budget | None = None) -> Outcome:
-    """Judge an attempt of a stored run from its files. Raise ScenarioError if its spec cannot be read.
-
-    `budget`: what is left of the budget for reading the run's files, or None for a new budget.
-    """
+    """Judge an attempt of a stored run within a budget. Raise ScenarioError if its spec cannot be read."""
     attempt.directory.budget = budget = budget or Budget()
     spec = load_judged_spec(attempt)
     nodes = attempt.directory.list_files(attempt.evidence, "*.json")
@@ -197,10 +190,7 @@ def judge_stored(attempt: AttemptDir, budget: Budget | None = None) -> Outcome:
 
 
 def error_outcome(attempt: AttemptDir, plan: Sequence[RunSpec | Skip], error: Exception) -> Outcome:
-    """Return an outcome for an attempt that cannot be judged because of `error`.
-
-    `plan`: the plan of the run, which may still contain the spec of the attempt.
-    """
+    """Return an outcome for an attempt that cannot be judged because of `error`."""
     name, number = _name_and_number(attempt)
     specs = [spec for spec in plan if isinstance(spec, RunSpec) and spec.scenario == name]
     reason = (

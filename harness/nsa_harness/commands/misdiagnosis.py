@@ -127,10 +127,7 @@ def record_misdiagnosis(
 
 
 def answer_values(outcome: Mapping[str, Any], directory: str) -> dict[str, Any]:
-    """Extract the diagnosis from an outcome in report.json, in the format that `evaluation` scores.
-
-    `directory`: the directory of the program, to which file paths are made relative.
-    """
+    """Extract the diagnosis from an outcome as `evaluation` scores it, with paths relative to `directory`."""
     culprit, findings = outcome.get("culprit") or {}, outcome.get("findings") or []
     place = culprit.get("place") or (findings[0].get("place") if findings else None) or {}
     timing = outcome.get("timing") or {}
@@ -150,10 +147,7 @@ def answer_values(outcome: Mapping[str, Any], directory: str) -> dict[str, Any]:
 
 
 def without_paths(text: str, places: Sequence[tuple[str, str]]) -> str:
-    """Return `text` with the directory names of this machine replaced.
-
-    `places`: pairs of a path and its replacement. Library directories become /usr/lib/pythonX.Y.
-    """
+    """Return `text` with each path of `places` replaced, and library directories by /usr/lib/pythonX.Y."""
     text = _LIBRARIES.sub(r"/usr/lib/\1/", text)
     for path, instead in places:
         text = text.replace(path, instead) if len(path) > 1 else text
@@ -230,10 +224,7 @@ def _environment(attempt: AttemptDir) -> dict[str, Any]:
 def _check_truth(
     stated_truth: StatedTruth, attempt: AttemptDir, evidence: Evidence, outcome: Outcome
 ) -> tuple[_Truth, Evidence]:
-    """Check the diagnosis stated by the user, and return it with evidence that includes the stated source line.
-
-    Raises UsageError if the stated diagnosis does not fit the run.
-    """
+    """Return the user's diagnosis and the evidence with its source line. Raise UsageError if it does not fit."""
     verdict = _word("--verdict", stated_truth.verdict, Status) or outcome.verdict.status
     cause = _word("--cause", stated_truth.cause, Cause)
     if unknown_ranks := [rank for rank in stated_truth.ranks if not 0 <= rank < evidence.world_size]:

@@ -53,10 +53,7 @@ class ReadRequest:
 
 
 def read(request: ReadRequest) -> int:
-    """Report how a dead job ended. Return 124 for a HANG, 1 for a FAIL, and 125 if the end is unknown.
-
-    Raises UsageError if none of the files can be used.
-    """
+    """Report how a dead job ended, and return its exit code. Raise UsageError if none of the files can be used."""
     job_files = read_job_files(request.paths)
     useful: Counter[JobFileKind] = Counter(
         file.kind for file in job_files.files if file.kind is not JobFileKind.NOTHING

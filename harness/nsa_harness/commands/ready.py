@@ -1,7 +1,4 @@
-"""`nsa-harness ready`: run the phases of a checklist, and decide GO or NO-GO.
-
-A phase is skipped if a phase that it depends on has failed.
-"""
+"""`nsa-harness ready`: run the phases of a checklist, and decide GO or NO-GO."""
 
 from __future__ import annotations
 
@@ -286,9 +283,7 @@ class Check:
         return None
 
     def _about_s(self, specs: Sequence[RunSpec | Skip]) -> float | None:
-        """Return the expected time, in seconds, of the runs in `specs` that have no result, or None if it is
-        unknown.
-        """
+        """Return the expected seconds of the runs in `specs` that have no result, or None if unknown."""
         remaining = [
             dict(spec.settings) for spec in specs if isinstance(spec, RunSpec) and self._final(spec.scenario) is None
         ]
@@ -297,10 +292,7 @@ class Check:
         return expected_s(steps, [outcome for phase in self.phase_runs for outcome in phase.outcomes])
 
     def _at_most_s(self, begin: int, end: int | None = None) -> float | None:
-        """Return the longest possible total time, in seconds, of the phases in the slice [begin:end].
-
-        Returns None if one of their runs has no deadline.
-        """
+        """Return the longest possible seconds of the phases [begin:end], or None if a run has no deadline."""
         total_s = 0.0
         for plan in self.plan.phases[begin:end]:
             limits = [spec.limits.deadline_s for spec in plan.specs if isinstance(spec, RunSpec)]

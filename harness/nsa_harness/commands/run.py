@@ -65,10 +65,7 @@ if TYPE_CHECKING:
 
 
 def run_all(request: RunRequest, screen: Listener | None = None) -> int:
-    """Run everything that was requested, write the output files, and return the exit code.
-
-    `screen`: a listener that replaces the terminal output.
-    """
+    """Run everything that was requested, write the output files, and return the exit code."""
     end_dead_runs()
     with run_directory(request.options, request.resume_in) as run:
         report = _run_in(run, request, screen)
@@ -154,10 +151,7 @@ def _search(run: RunDir) -> BisectReport | None:
 
 
 def failed_specs(path: Path | None, out: Path | None) -> tuple[RunSpec, ...]:
-    """Return the launches of a stored run that did not end as expected, for --lf.
-
-    `path`: the run directory, or None for the latest run below `out`.
-    """
+    """Return the launches of a stored run, by default the latest, that did not end as expected, for --lf."""
     run = find_run(path, out or Path("reports"))
     with refuse_if_running(run):
         attempts = with_flakiness(judge_attempts(run))
@@ -166,10 +160,7 @@ def failed_specs(path: Path | None, out: Path | None) -> tuple[RunSpec, ...]:
 
 
 def request_to_resume(path: Path | None, request: RunRequest) -> RunRequest:
-    """Return a request that continues a stored run in the same directory.
-
-    The plan and its options come from the stored run. Raises StoredRunError if the run cannot be continued.
-    """
+    """Return a request that continues a stored run. Raise StoredRunError if the run cannot be continued."""
     run = find_run(path, request.options.parent)
     record = plan_to_resume(run)
     return replace(

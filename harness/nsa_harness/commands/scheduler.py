@@ -59,10 +59,7 @@ class Execution:
     cut_short: tuple[Outcome, ...] = ()
 
     def outcomes_after(self, before: Sequence[Outcome]) -> list[Outcome]:
-        """Launch the attempts that are still missing, and return the outcomes of all attempts.
-
-        `before`: the outcomes of an earlier session.
-        """
+        """Launch the missing attempts, and return all outcomes, including those of an earlier session."""
         self.remember(before)
         launches = [spec for spec in self.request.specs if isinstance(spec, RunSpec)]
         waiting = [spec for spec in launches if self._wanted(spec) or self._open_question(spec)]
@@ -175,19 +172,12 @@ class Execution:
 
 
 def room_of(facts: MachineFacts, jobs: int | None, *, cores: int | None) -> Room:
-    """Return the resources of this machine that parallel launches can use.
-
-    If `jobs` or `cores` is None, there is no such limit.
-    """
+    """Return the resources for parallel launches. There is no limit where `jobs` or `cores` is None."""
     return Room(jobs=jobs, cores=cores, gpus=len(facts.gpus), memory_bytes=memory_bytes()[1])
 
 
 def load_of(spec: RunSpec, outcomes: Iterable[Outcome], *, unknown_bytes: int) -> Load:
-    """Return the resources that a launch needs.
-
-    Each rank is assumed to need as much memory as the largest rank in `outcomes`, or `unknown_bytes` if none was
-    measured.
-    """
+    """Return a launch's resources. A rank needs as much memory as the largest so far, or `unknown_bytes`."""
     sizes = (outcome.usage.peak_rss_bytes for outcome in outcomes)
     rank_bytes = max((size for size in sizes if size), default=unknown_bytes)
     gpus = spec.ranks if spec.device == "cuda" else 0

@@ -43,10 +43,7 @@ class SelftestRequest:
 
 
 def selftest(request: SelftestRequest, faults: Sequence[SelftestFault] = SELFTEST_FAULTS) -> int:
-    """Run scenarios with planted faults, and check that each report names its fault.
-
-    Return 0 if every report is right, 1 if one is wrong or missing, and 130 if the run was interrupted.
-    """
+    """Check that reports name planted faults. Return 0 if all do, 1 if not, and 130 after an interruption."""
     plantings = draw_plantings(faults, request.seed)
     count = len(faults)
     print(
@@ -67,10 +64,7 @@ def selftest(request: SelftestRequest, faults: Sequence[SelftestFault] = SELFTES
 
 
 def draw_plantings(faults: Iterable[SelftestFault], seed: int) -> tuple[Planting, ...]:
-    """Return the faults to plant, each at a random rank, layer and step.
-
-    Some faults are followed by a healthy twin, in which nothing must be found.
-    """
+    """Return the faults to plant, at random ranks, layers and steps, some followed by a healthy twin."""
     return tuple(planting for kind in faults for planting in _at_random_place(kind, seed))
 
 

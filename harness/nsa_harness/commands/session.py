@@ -1,7 +1,4 @@
-"""Sessions: the time during which a command launches runs into one run directory.
-
-A session writes run.json, sends events to the listeners, handles Ctrl-C, and writes the documents at the end.
-"""
+"""Sessions: run directory, run.json, events, Ctrl-C and documents of a command that launches runs."""
 
 from __future__ import annotations
 
@@ -286,10 +283,7 @@ def _discard_lost_terminals() -> None:
 
 @contextmanager
 def listeners(options: RunOptions, run: RunDir, screen: Listener | None) -> Iterator[Broadcast]:
-    """Open the screen, the log and the event files for a run.
-
-    With --json, the human-readable lines go to stderr.
-    """
+    """Open the screen, the log and the event files for a run. With --json, human-readable lines go to stderr."""
     began = time.monotonic()
     with (
         _redacted_at_the_end(run),
@@ -323,10 +317,7 @@ def closing_on_full_disk(file: TextIO) -> Iterator[TextIO]:
 
 @contextmanager
 def _redacted_at_the_end(run: RunDir) -> Iterator[None]:
-    """Remove secrets from all files of the run at the end of the `with` block.
-
-    A later attempt may reveal a secret of an earlier one.
-    """
+    """Redact all files of the run after the `with` block, because a later attempt may reveal a secret."""
     try:
         yield
     finally:
@@ -346,10 +337,7 @@ def _terminal(options: RunOptions) -> Terminal:
 
 
 def report_of(run: RunDir, record: RunRecord, outcomes: Sequence[Outcome]) -> Report:
-    """Return a report on the outcomes, without secrets.
-
-    It includes conclusions that need several attempts: flakiness, diagnostic reruns, growth in sweeps, and decisions.
-    """
+    """Return a report without secrets, including the conclusions that need several attempts."""
     positions = {spec.scenario: position for position, spec in enumerate(record.plan)}
     in_order = sorted(outcomes, key=lambda run: (positions.get(run.spec.scenario, len(positions)), run.attempt))
     launched_names = {outcome.spec.scenario for outcome in outcomes}

@@ -50,10 +50,7 @@ class VerifyRequest:
 
 
 def run_verify(request: VerifyRequest) -> int:
-    """Repeat a failed run until it is clear whether the failure is fixed, and return the exit code.
-
-    Raises UsageError if the run has no failure, or several that could be meant.
-    """
+    """Repeat a failed run until it is clear whether it is fixed. Raise UsageError unless it has one such failure."""
     run = find_run(request.run_path, request.options.parent)
     with refuse_if_running(run):
         before = _before(run, request)

@@ -1,7 +1,4 @@
-"""`nsa-harness watch` and `attach`: observe and judge the user's own jobs.
-
-`watch` starts a command and observes it until it ends. `attach` inspects a job that is already running.
-"""
+"""`nsa-harness watch` and `attach`: observe and judge the user's own jobs."""
 
 from __future__ import annotations
 
@@ -95,10 +92,7 @@ class WatchRequest:
 
 
 def watch(request: WatchRequest) -> int:
-    """Run and observe the command, and write the report.
-
-    Return the exit status of the command, or 124 if nsa-harness ended it.
-    """
+    """Run and observe the command. Return its exit status, or 124 if nsa-harness ended it."""
     check_command(request.command)
     forwarder = SignalForwarder()
     run = create_run(
@@ -274,10 +268,7 @@ class WatchedCommandOutput(Listener):
     """A listener that prints lines marked with "nsa-harness:" between the job's own output."""
 
     def __init__(self, stream: TextIO, *, quiet: bool) -> None:
-        """Prepare the output.
-
-        `quiet`: print neither the start line nor a PASS or FAIL, which the job shows itself.
-        """
+        """Prepare the output. `quiet`: print neither a start line nor a PASS or FAIL, which the job shows itself."""
         self._stream = stream
         self._quiet = quiet
         self._last_answer: tuple[str, Status, str | None] | None = None  # its attempt, status and cause
@@ -340,10 +331,7 @@ class AttachRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class ObserverAudience(AttemptAudience):
-    """An adapter that passes the events of an observed job to all listeners.
-
-    Phases are passed only if the job has status files.
-    """
+    """An adapter that passes a job's events to all listeners. Phases are passed only if it has status files."""
 
     def report_progress(self, progress: Progress) -> None:
         if any(rank.no_progress_s is not None for rank in progress.ranks):
@@ -351,20 +339,14 @@ class ObserverAudience(AttemptAudience):
 
 
 def chosen_job(ask: Callable[[Sequence[str]], int | None]) -> int:
-    """Return the process ID of this user's only job, or let `ask` choose if there are several.
-
-    `ask` gets one line of text per job. Raises NoSuchJob if there is no job, or if none was chosen.
-    """
+    """Return the pid of this user's only job, or the one that `ask` chooses. Raise NoSuchJob if there is none."""
     jobs = jobs_of_this_user()
     answer = ask([escape(job.text) for job in jobs]) if len(jobs) > 1 else None
     return only_job(jobs) if answer is None else answer
 
 
 def attach(request: AttachRequest) -> int:
-    """Observe a running job and report on it. Raise NoSuchJob if the job cannot be found.
-
-    Return 124 for a HANG, 0 if the job makes progress, and 125 if neither could be shown.
-    """
+    """Observe a running job and report on it. Return 124 for a HANG, 0 for progress, and 125 if neither is shown."""
     job = find_job(request.pid)
     spec, facts = _spec_of_job(request, job), machine_facts()
     options = RunOptions(

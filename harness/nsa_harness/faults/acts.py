@@ -116,28 +116,19 @@ def leave_with_status_0(heals_s: float | None) -> None:
 
 
 def come_late(heals_s: float | None) -> None:
-    """Sleep for `heals_s` seconds, or for SLOW_STEP_S if it is None.
-
-    Delays a collective that the real fault would skip, and slows down a recomputed layer.
-    """
+    """Sleep for `heals_s` or SLOW_STEP_S seconds, in front of a collective or in a recomputed layer."""
     time.sleep(SLOW_STEP_S if heals_s is None else heals_s)
 
 
 def a_copy_to_keep(torch: Any, hidden: Any) -> Any:
-    """Return a large float copy of a layer's output, which simulates a memory leak.
-
-    The copy has at least LEAK_FLOATS elements (8 MiB), and the caller keeps it.
-    """
+    """Return a float copy of a layer's output with at least LEAK_FLOATS elements, which the caller keeps as a leak."""
     times = -(-LEAK_FLOATS // hidden.numel())
     with torch.no_grad():
         return hidden.detach().float().flatten().repeat(times)
 
 
 def wait_for_a_feeder(heals_s: float | None) -> None:
-    """Wait for data from a helper process, as a starved data loader would.
-
-    The helper sends a byte after `heals_s` seconds. If `heals_s` is None, it practically never does.
-    """
+    """Wait for data from a helper process, as a starved loader would, for `heals_s` seconds or practically forever."""
     reading, writing = os.pipe()
     command = [sys.executable, "-I", "-S", "-c", FEED_AFTER, str(writing), str(NEVER_S if heals_s is None else heals_s)]
     feeder = subprocess.Popen(command, pass_fds=(writing,))

@@ -22,10 +22,7 @@ LOADER = "nsa_attention.data"
 
 
 def plant(text: str) -> None:
-    """Plant the fault described by the JSON string `text`. Raise ValueError if the string is invalid.
-
-    Call this function after torch has been imported.
-    """
+    """Plant the fault that the JSON string describes, after torch was imported. Raise ValueError if it is invalid."""
     fault = PlantedFault(FaultSpec(text), sys.modules["torch"])
     fault.count_steps()
     if fault.spec.kind in COLLECTIVE:
@@ -36,10 +33,7 @@ def plant(text: str) -> None:
 
 
 class PlantedFault:
-    """A deliberate failure in this process, such as a hang or an exception.
-
-    It happens once. A persistent fault, such as a leak, happens in every step from its step on.
-    """
+    """A deliberate failure in this process. It happens once, or in every step from its step on if it is persistent."""
 
     def __init__(self, spec: FaultSpec, torch: Any) -> None:
         self.spec = spec
@@ -139,10 +133,7 @@ class PlantedFault:
                     parameter.fill_(self.spec.value)
 
     def _patch_loaders(self) -> None:
-        """Patch data loaders so that the fault, when it is due, delays the next batch.
-
-        Called when the model is called for the first time, so the loaders have already returned the first batch.
-        """
+        """Let the fault, when it is due, delay the next batch. The loaders have already returned the first one."""
         for loader, name in _loaders():
             fetch = getattr(loader, name)
             if not hasattr(fetch, _PATCHED):
@@ -160,10 +151,7 @@ class PlantedFault:
         return fetch_or_starve
 
     def _before_layer(self, number: int, _module: Any, arguments: Any) -> None:
-        """Trigger the fault, if it is due, before layer `number` is recomputed.
-
-        A forward that runs inside a backward pass is a recomputation; other forwards are ignored.
-        """
+        """Trigger the fault, if due, before layer `number` is recomputed: a forward inside a backward pass."""
         task = self._torch._C._current_graph_task_id()
         if task < 0 or not self._is_due() or not self._is_long_enough(arguments):
             return
@@ -180,10 +168,7 @@ class PlantedFault:
         return not self.spec.when.seq_len or (tensor is not None and tensor.shape[-2] >= self.spec.when.seq_len)
 
     def warn_if_it_never_happened(self) -> None:
-        """Print a warning at exit if the fault never occurred.
-
-        Otherwise the run would be mistaken for a healthy one. A fault with conditions may not happen.
-        """
+        """Print a warning at exit if the fault never occurred, because the run would seem to be a healthy one."""
         is_conditional = self.spec.when.is_conditional
         if os.getpid() == self._pid and self._is_our_rank() and not self._has_happened and not is_conditional:
             print(f"nsa-harness: the planted fault never happened: {self.spec}", file=sys.stderr, flush=True)

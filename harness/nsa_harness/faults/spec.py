@@ -92,10 +92,7 @@ class FaultCondition:
         return has_one and self.recomputed <= recomputed_now and len(recomputed_now) >= self.recomputed_layers
 
     def is_met_by_job(self, model: Any, dist: Any) -> bool:
-        """Return whether the model and the distributed job meet the fault's conditions.
-
-        `model` is the outermost module that the program calls, and `dist` is torch.distributed.
-        """
+        """Return whether the outermost model and torch.distributed (`dist`) meet the fault's conditions."""
         has_group = dist.is_initialized()
         if self.ranks > (dist.get_world_size() if has_group else 1):
             return False
@@ -137,9 +134,7 @@ def every_layer(root: Any) -> Iterator[tuple[int, Any]]:
 
 
 def _attention(block: Any) -> Any:
-    """Return the module named `attn` inside a block, even if FSDP or a checkpoint wraps it, or None if there is
-    none.
-    """
+    """Return the module named `attn` inside a block, even inside a wrapper, or None if there is none."""
     for path, module in block.named_modules():
         if path.split(".")[-1] == "attn":
             return module

@@ -73,9 +73,7 @@ def _await_orders(rank_end: int) -> Orders:
 
 
 def _receive(agent: socket.socket) -> tuple[bytes, list[int], int, Any]:
-    """Receive one byte and two file descriptors from the agent. Exit this process if the agent has closed its
-    socket.
-    """
+    """Receive one byte and two descriptors from the agent. Exit this process if the agent has closed its socket."""
     message = socket.recv_fds(agent, 1, 2)
     if not message[0]:
         os._exit(0)
@@ -88,10 +86,7 @@ def start_ranks_from(forks: Sequence[WaitingFork]) -> None:
 
 
 class Rank:
-    """A rank that was created by sending orders to a waiting process.
-
-    The class has the part of subprocess.Popen's interface that torchrun's agent uses.
-    """
+    """A rank created by orders to a waiting process, with the part of Popen's interface that torchrun uses."""
 
     def __init__(
         self,
@@ -122,9 +117,7 @@ class Rank:
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait until the rank exits, and return its exit code. Raise TimeoutExpired if this takes more than `timeout`
-        seconds.
-        """
+        """Return the rank's exit code once it exits. Raise TimeoutExpired after `timeout` seconds."""
         deadline = None if timeout is None else time.monotonic() + timeout
         while (status := self.poll()) is None:
             if deadline is not None and time.monotonic() >= deadline:
@@ -144,9 +137,7 @@ class Rank:
 
 
 def keep_only(*kept_descriptors: int) -> int:
-    """Close all file descriptors from 3 upwards except `kept_descriptors`. Return the first of these, or -1 if there
-    are none.
-    """
+    """Close all descriptors from 3 upwards except `kept_descriptors`. Return the first of these, or -1."""
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     start = 3
     for descriptor in sorted(kept_descriptors):

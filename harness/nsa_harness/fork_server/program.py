@@ -24,10 +24,7 @@ _OPTIONS = ("-u", "-P")
 
 
 class Program:
-    """A Python program to run in a forked process.
-
-    Its command line is PYTHON [-u] [-P] FILE | DIRECTORY | -m MODULE, with arguments.
-    """
+    """A program to run in a forked process: PYTHON [-u] [-P] FILE | DIRECTORY | -m MODULE, with arguments."""
 
     def __init__(self, arguments: Sequence[str]) -> None:
         remaining = list(arguments[1:])
@@ -40,11 +37,7 @@ class Program:
         self._name, *self._arguments = remaining[1:] if self._is_module else remaining
 
     def prepare(self, environment: Mapping[str, str], *, with_probe: bool) -> None:
-        """Make this process look as if its interpreter had just been started.
-
-        This covers the environment, random seeds, sys.argv, sys.path and __main__. If `with_probe` is True, also start
-        the probe.
-        """
+        """Make this process look as if its interpreter had just been started. `with_probe`: also start the probe."""
         # Without this, Python 3.11 keeps the native thread id of the parent process.
         threading.main_thread()._set_native_id()  # type: ignore[attr-defined]
         os.environ.clear()
@@ -75,10 +68,7 @@ class Program:
             raise SystemExit(1) from None
 
     def run_and_exit(self) -> None:
-        """Run the program and exit with its status, without exit handlers.
-
-        Destroying all modules at exit would copy the memory that the fork shares with its parent.
-        """
+        """Run the program and exit with its status, without exit handlers, which would copy shared memory."""
         status: object = 0
         try:
             self.run()
@@ -116,10 +106,7 @@ def _new_main() -> types.ModuleType:
 
 
 def _draw_seeds() -> None:
-    """Give the random number generators of numpy and torch new seeds.
-
-    Otherwise every fork would draw the same numbers. Python's `random` reseeds itself after a fork.
-    """
+    """Reseed numpy and torch, because every fork would draw the same numbers. `random` reseeds itself."""
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed()
     sys.modules["torch"].default_generator.seed()

@@ -11,10 +11,7 @@ import sys
 
 
 def _serve() -> object:
-    """Run the fork server, and return the program that a forked process must run.
-
-    The modules are loaded by file path, so no user module can shadow them.
-    """
+    """Run the fork server, loaded by file path, and return the program that a forked process must run."""
     del sys.path[0]
     package = type(sys)("_nsa_harness")
     package.__path__ = [os.path.dirname(os.path.dirname(os.path.abspath(__file__)))]

@@ -30,10 +30,7 @@ PRELOADED = ("torch._dynamo",)  # imported by any program's first optimizer (tor
 
 
 class StartLauncher(BaseException):
-    """Raised in a forked launcher to unwind the call stack that it inherited from its parent.
-
-    The program of the launcher then starts at the bottom of the stack.
-    """
+    """Raised in a forked launcher to unwind the call stack that it inherited, before its program starts."""
 
     def __init__(self, order: dict[str, Any]) -> None:
         super().__init__()
@@ -65,12 +62,8 @@ class ForkedReaper(reaper.Reaper):
         _replace_streams(os.open(os.devnull, os.O_RDONLY), output, output)
 
 
-def serve(control: socket.socket, preload: Sequence[str]) -> Program:
-    """Fork one supervisor process, called reaper, for each launch.
-
-    The server exits when the controller does. This function returns only in a forked process, and returns the program
-    that this process must run.
-    """
+def serve(control: socket.socket) -> Program:
+    """Fork one reaper for each launch. Return only in a forked process, with the program that it must run."""
     title = ProcessTitle()
     os.environ.pop(title.reserved_variable, None)
     bindings = _preload(preload)
@@ -136,10 +129,7 @@ def _fork_per_request(control: socket.socket) -> tuple[int, int]:
 
 
 def _run_reaper(stdin: int, stdout: int) -> None:
-    """Supervise one launch until it is done, then exit.
-
-    In the launcher that is forked, raise StartLauncher.
-    """
+    """Supervise one launch until it is done, then exit. In the launcher that is forked, raise StartLauncher."""
     os.setsid()
     _replace_streams(stdin, stdout, os.open(os.devnull, os.O_WRONLY))
     try:

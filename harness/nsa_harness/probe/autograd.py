@@ -16,10 +16,7 @@ CHECKPOINT = "torch.utils.checkpoint"
 
 
 def watch_graph(torch: Any, status_file: StatusFileWriter, trouble: TroubleLog) -> None:
-    """Record in the status file the size of the autograd graph of the program's first backward pass.
-
-    The size is the number of nodes. A very large graph shows, for example, a Python loop over tokens.
-    """
+    """Record the number of nodes of the first backward pass's autograd graph, which a Python loop makes huge."""
 
     def first_backward(arguments: Any, options: Any) -> None:
         tensors = arguments[0] if arguments else options.get("tensors")
@@ -46,10 +43,7 @@ def count_nodes(roots: Iterable[Any]) -> int:
 
 
 def watch_checkpoints(torch: Any, status_file: StatusFileWriter, trouble: TroubleLog) -> None:
-    """Record the first reentrant checkpoint in which no input requires a gradient.
-
-    The parameters inside such a checkpoint silently get no gradient.
-    """
+    """Record the first reentrant checkpoint without an input that requires a gradient: its parameters get none."""
 
     def patch_checkpoint() -> None:
         trouble.attempt("checkpoint inputs", lambda: _patch_checkpoint(torch, status_file, trouble))
@@ -76,10 +70,7 @@ def _patch_checkpoint(torch: Any, status_file: StatusFileWriter, trouble: Troubl
 
 
 def switch_debugging_on(torch: Any, trouble: TroubleLog) -> None:
-    """Switch on anomaly detection or checkpoint debugging if an environment variable requests it.
-
-    Both are too slow for every run. A program that sets one of these modes itself overrides the request.
-    """
+    """Switch on anomaly detection or checkpoint debugging, which are slow, if an environment variable requests it."""
     if protocol.ENV_ANOMALY in os.environ:
         trouble.attempt("anomaly detection", lambda: torch.autograd.set_detect_anomaly(True, check_nan=True))
     if protocol.ENV_CHECKPOINT_DEBUG in os.environ:

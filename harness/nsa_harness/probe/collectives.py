@@ -45,10 +45,7 @@ FUNCTIONAL_MODULE = "torch.distributed._functional_collectives"
 
 
 def install(torch: Any, status_file: StatusFileWriter, trouble: TroubleLog, waits: Waits, groups: Groups) -> None:
-    """Record all calls to torch.distributed collectives in the status file.
-
-    An asynchronous operation counts as returned once the program has its handle.
-    """
+    """Record all calls to collectives. An asynchronous one counts as returned once the program has its handle."""
     c10d = sys.modules["torch.distributed.distributed_c10d"]
     recorder = CallRecorder(torch, c10d, status_file, trouble, waits, groups)
     for name in OPERATIONS:
@@ -70,10 +67,7 @@ def _patch_functional(recorder: CallRecorder) -> None:
 
 
 class CallRecorder:
-    """A recorder that patches collectives to record all calls to them in the status file.
-
-    A collective called inside another collective is not recorded.
-    """
+    """A recorder that patches collectives. A collective called inside another collective is not recorded."""
 
     def __init__(
         self, torch: Any, c10d: Any, status_file: StatusFileWriter, trouble: TroubleLog, waits: Waits, groups: Groups
@@ -90,10 +84,7 @@ class CallRecorder:
         self._is_compiling = compiling_test(torch)
 
     def patch(self, owner: Any, name: str, also: tuple[Any, ...] = ()) -> None:
-        """Record each call to `owner.name` in the status file.
-
-        `also` lists further modules in which the same function is patched.
-        """
+        """Record each call to `owner.name`, and to the same function in the modules `also`, in the status file."""
         operation = Operation(self, name, getattr(owner, name))
         patch(
             owner,
@@ -206,10 +197,7 @@ class CallArguments:
         return self._sum(self.tensors(arguments, options))
 
     def tensors(self, arguments: Any, options: Any) -> list[Any]:
-        """Return the tensors that this rank contributes to a call.
-
-        For a point-to-point transfer, return the tensors sent or received.
-        """
+        """Return the tensors that this rank contributes to a call, or that it sends or receives in a transfer."""
         payload: Any = self.payload(arguments, options)
         items = payload if isinstance(payload, (list, tuple)) else (payload,)
         values: list[Any] = [getattr(item, "tensor", item) for item in items]
@@ -230,10 +218,7 @@ class CallArguments:
         return min(elements, ELEMENTS_MAX), string
 
     def peer(self, arguments: Any, options: Any) -> int:
-        """Return the global rank of the peer or root of a call, or NO_PEER if the call has neither.
-
-        A batch of transfers has a peer only if all of them have the same peer.
-        """
+        """Return the global rank of the peer or root of a call, or NO_PEER if it has none or a batch has several."""
         partner = self._partner(arguments, options) if self._partner else None
         if partner is not None:
             return int(partner)
@@ -254,10 +239,7 @@ class CallArguments:
 
 
 class Operation(CallArguments):
-    """A patched collective whose calls are recorded in the status file.
-
-    `enter` and `leave` run at every call, so they must be fast.
-    """
+    """A patched collective. `enter` and `leave` run at every call, so they must be fast."""
 
     def __init__(self, recorder: CallRecorder, name: str, function: Callable[..., Any]) -> None:
         super().__init__(recorder.torch, recorder.c10d, recorder.status_file, name, function)
@@ -276,10 +258,7 @@ class Operation(CallArguments):
         self._changes_groups = name in GROUP_ENDERS
 
     def enter(self, arguments: Any, options: Any) -> list[Any] | None:
-        """Record the start of a call, and return the state that `leave` needs when the call ends.
-
-        Return None inside another collective. Arguments that cannot be read are recorded as empty.
-        """
+        """Record the start of a call, and return the state for `leave`, or None inside another collective."""
         call = self._current_call.state
         if call[0]:
             return None
@@ -393,10 +372,7 @@ def _no_argument(_arguments: Any, _options: Any) -> None:
 
 
 def _argument_getter(function: Callable[..., Any], *names: str) -> Find | None:
-    """Return a function that finds the first of the parameters `names` in a call's arguments.
-
-    Return None if `function` has none of these parameters.
-    """
+    """Return a function that finds the first of the parameters `names` in a call, or None if there is none."""
     position = _position(function, *names)
     if position < 0:
         return None

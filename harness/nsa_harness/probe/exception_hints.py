@@ -1,7 +1,4 @@
-"""Explains torch's error messages by naming parameters and lines of the user's code.
-
-This module is loaded only after the exception that ends the program, so a healthy program pays nothing for it.
-"""
+"""Explains torch's error messages by naming parameters and lines. Loaded only after the final exception."""
 
 from __future__ import annotations
 

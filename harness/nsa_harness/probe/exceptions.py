@@ -189,10 +189,7 @@ CODES_LIMIT = 16384
 
 
 def monitor(monitoring: Any, exceptions: CaughtExceptions, trouble: TroubleLog) -> None:
-    """Report every handled exception to `exceptions` through sys.monitoring.
-
-    Raise RuntimeError if other tools already use both tool numbers.
-    """
+    """Report every handled exception through sys.monitoring. Raise RuntimeError if both tool numbers are in use."""
     tool = next((tool for tool in TOOLS if monitoring.get_tool(tool) is None), None)
     if tool is None:
         raise RuntimeError(f"tools {TOOLS[1]} and {TOOLS[0]} of sys.monitoring are taken")
@@ -327,10 +324,7 @@ class DroppedBatchCounter:
             self._settle(dropped=True)
 
     def records(self) -> Iterator[dict[str, Any]]:
-        """Yield one record for each kind of exception that caused dropped batches.
-
-        If no pass ever succeeded, yield nothing: the program may only be testing what works.
-        """
+        """Yield one record for each kind of exception that dropped batches, unless no pass ever succeeded."""
         self.note_next_batch()
         if self._successful_passes:
             for kind in self._kinds.values():
@@ -374,10 +368,7 @@ class DroppedBatchCounter:
 
 
 def _first_numbers(arguments: Any, depth: int) -> bytes:
-    """Return the leading bytes of the first tensor found in `arguments`.
-
-    For a tensor on a device, return its address instead. `depth` limits how deeply nested containers are searched.
-    """
+    """Return the first bytes of the first tensor in `arguments`, or its address on a device, at most `depth` deep."""
     if hasattr(arguments, "data_ptr"):
         return _numbers(arguments)
     items = arguments.values() if isinstance(arguments, dict) else arguments

@@ -33,10 +33,7 @@ STOPPED_LIMIT = 16  # recorded processes that the program stopped
 
 
 class ExitEvidence:
-    """A recorder of the process's last exception, and of its threads' stacks at a fatal signal.
-
-    Hooks that the program installed itself are still called, exactly as without the probe.
-    """
+    """A recorder of the last exception, and of all stacks at a fatal signal. The program's hooks are still called."""
 
     def __init__(self, status_file: StatusFileWriter, directory: str, trouble: TroubleLog) -> None:
         self._status_file = status_file

@@ -1,7 +1,4 @@
-"""Computes checksums and statistics of a tensor from its bytes in host memory.
-
-No torch operator runs, so nothing is dispatched, no device is used, and autograd is not involved.
-"""
+"""Computes checksums and statistics of a tensor from its bytes in host memory, without any torch operator."""
 
 from __future__ import annotations
 
@@ -32,10 +29,7 @@ class Unreadable(Exception):
 
 
 def sample_bytes(tensor: Any, limit_bytes: int) -> bytes:
-    """Return the bytes of a tensor, or evenly spaced pieces if it is larger than `limit_bytes`.
-
-    Raise Unreadable if the tensor is not contiguous in host memory.
-    """
+    """Return a tensor's bytes, or pieces of them above `limit_bytes`. Raise Unreadable if they are not contiguous."""
     if tensor.device.type != "cpu":
         raise Unreadable(f"on {tensor.device.type}")
     if "strided" not in str(tensor.layout) or not tensor.is_contiguous():

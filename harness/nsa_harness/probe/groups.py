@@ -47,10 +47,7 @@ class Groups:
 
 
 class MeshCoordinates:
-    """A recorder of this rank's coordinates in the program's largest DeviceMesh.
-
-    Only meshes with named axes count. Slices of a mesh and flattened meshes are ignored.
-    """
+    """A recorder of this rank's coordinates in the largest DeviceMesh that has names and is no slice of another."""
 
     def __init__(self, status_file: StatusFileWriter) -> None:
         self._status_file = status_file
@@ -101,10 +98,7 @@ def ranges(ranks: Iterable[int]) -> str:
 
 
 def _run(ranks: list[int]) -> int:
-    """Return the number of evenly spaced ranks at the start of `ranks`.
-
-    A sequence of only two ranks must consist of consecutive numbers; otherwise return 1.
-    """
+    """Return the number of evenly spaced ranks at the start. Only two must be consecutive, or else 1 is returned."""
     size = min(2, len(ranks))
     while size < len(ranks) and ranks[size] - ranks[size - 1] == ranks[1] - ranks[0]:
         size += 1

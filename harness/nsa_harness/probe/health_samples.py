@@ -36,10 +36,7 @@ STEADY_AFTER = 4  # steps in which a parameter may still lack a gradient; after 
 
 
 def is_sampled(count: int) -> bool:
-    """Return whether the training step with number `count` is sampled.
-
-    The first 16 steps are sampled, then eight steps per power of two: 18, 20, ..., 32, 36, ..., 64, 72, and so on.
-    """
+    """Return whether training step `count` is sampled: the first 16, then eight steps per power of two."""
     if count <= EVERY_STEP_UNTIL:
         return count > 0
     return not count & ((1 << (count.bit_length() - SAMPLES_PER_OCTAVE.bit_length())) - 1)
@@ -57,10 +54,7 @@ class _Steps:
 
 
 class HealthSampler:
-    """A sampler of losses, gradients, parameters and memory during training.
-
-    A forked child inherits the hooks, but takes no samples.
-    """
+    """A sampler of losses, gradients, parameters and memory during training, which is idle in forked children."""
 
     def __init__(
         self,
@@ -315,10 +309,7 @@ class HealthSampler:
             self._write(self._replica_sample(replica, "stepped"))
 
     def _living_replicas(self) -> list[replicas.LiveReplica]:
-        """Return the replicas whose model still exists.
-
-        Inside a backward pass, return an empty list: an optimizer may be stepping parameter by parameter.
-        """
+        """Return the replicas whose model exists, but none in a backward pass, in which an optimizer may step."""
         if self._in_backward() != -1:
             return []
         return [replica for replica in self._replicas if replica.model() is not None]
@@ -392,10 +383,7 @@ class HealthSampler:
 
 
 def _anonymous_bytes() -> int | None:
-    """Return this process's resident memory, excluding mapped files, in bytes.
-
-    Mapped files are excluded because the resident part of a mapped dataset grows while it is read, without a leak.
-    """
+    """Return the resident memory in bytes without mapped files, which grow while a dataset is read."""
     try:
         with open("/proc/self/statm", "rb") as file:
             fields = file.read().split()
@@ -418,10 +406,7 @@ class WrittenFiles:
         self._files: dict[str, tuple[str, int]] = {}  # path -> the line, and the step in progress
 
     def watch(self, torch: Any) -> None:
-        """Start recording the files that the program overwrites.
-
-        torch.save opens files in C++, which the audit hook does not see, so its writer is patched.
-        """
+        """Record the files that the program overwrites. torch.save opens files in C++, so its writer is patched."""
 
         def audit_open(event: str, arguments: tuple[Any, ...]) -> None:
             # An exception in this hook would be raised in the program's call of `open`.
@@ -446,10 +431,7 @@ class WrittenFiles:
             self._files[path] = frame_place(frame), self._status_file.step
 
     def records(self) -> list[dict[str, Any]]:
-        """Return one record for each overwritten file that still exists and is not empty.
-
-        This excludes lock files, which are empty, and temporary files, which were renamed.
-        """
+        """Return a record for each overwritten file that exists and is not empty, and so is no lock file."""
         return [
             {"at": "wrote", "path": path, "place": place, "step": step}
             for path, (place, step) in self._files.items()

@@ -86,10 +86,7 @@ class Heartbeat:
         self._status_file.write_last_line(frame_place(frame))
 
     def _count(self) -> None:
-        """Record the number of collectives enqueued and completed so far.
-
-        Costs about 0.3 ms. Nothing is sent, and the GPU is not queried.
-        """
+        """Record the number of collectives enqueued and completed so far. This costs about 0.3 ms."""
         assert self._counter is not None
         groups = json.loads(self._counter(includeCollectives=False)).get("pg_status") or {}
         counts = _sum(groups, "last_enqueued_collective"), _sum(groups, "last_completed_collective")
@@ -184,10 +181,7 @@ def start_worker_server(torch: Any, directory: str) -> None:
 
 
 def _start_server(server_type: Any, path: str) -> Any:
-    """Return a server that listens on the socket at `path`.
-
-    If the path is too long for a socket address, the directory is reached through a file descriptor instead.
-    """
+    """Return a server on the socket at `path`, which is reached through a file descriptor if it is too long."""
     if len(os.fsencode(path)) <= protocol.SOCKET_PATH_LIMIT:
         return server_type(path)
     directory = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -202,10 +196,7 @@ def _library(torch: Any) -> str:
 
 
 def _run_in_thread(start: Callable[[], None]) -> None:
-    """Run `start` in a new thread and wait for it to finish.
-
-    `start` changes the signal mask of its thread, and the mask of the program's own thread must not change.
-    """
+    """Run `start`, which changes the signal mask of its thread, in a new thread, and wait for it to finish."""
     finished_lock = _thread.allocate_lock()
     finished_lock.acquire()
 

@@ -35,10 +35,7 @@ def install(
     dropped_batches: DroppedBatchCounter,
     fetches: FetchTimes,
 ) -> ModuleNames:
-    """Install all hooks that record training progress.
-
-    Return the `ModuleNames` to which they add the models that the program calls.
-    """
+    """Install all hooks that record progress. Return the names of the models that the program calls."""
     names = ModuleNames(status_file)
     caught_exceptions = CaughtExceptions(status_file, foreign_code(torch))
     trouble.attempt(
@@ -213,11 +210,7 @@ def _walk(output: Any, tensor_type: type, depth: int) -> Iterator[Any]:
 
 
 def _hook_optimizers(torch: Any, status_file: StatusFileWriter, trouble: TroubleLog) -> None:
-    """Register optimizer hooks that count training steps.
-
-    Only the first optimizer that steps counts. If it is garbage-collected, the next optimizer that steps takes its
-    place.
-    """
+    """Count the steps of the first optimizer that steps, or of the next one once it is garbage-collected."""
     from torch.optim import optimizer as optimizers
 
     counting: list[Callable[[], object | None]] = [lambda: None]
@@ -394,10 +387,7 @@ class LoaderProgress:
         self._begin_iteration(iterator, entry)
 
     def note_restart(self, iterator: Any) -> None:
-        """Record that an iterator with persistent workers starts again from the beginning.
-
-        torch also resets an iterator while creating it; this first reset does not count.
-        """
+        """Record that an iterator with persistent workers starts again. The reset at its creation does not count."""
         entry, _ = self._iterators.get(iterator, (None, 0))
         if entry is not None and (entry.batches or entry.ended):
             self._begin_iteration(iterator, entry)

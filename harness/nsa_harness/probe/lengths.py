@@ -13,10 +13,7 @@ _INSTRUCTIONS = 8
 
 
 def attribute_returned(code: CodeType) -> tuple[bool, list[str]]:
-    """Return whether the code returns the length of an attribute of `self`, and the names that lead to it.
-
-    The code is one such as `return self.n` or `return len(self.items)`. For any other code there are no names.
-    """
+    """Return whether code such as `return len(self.items)` returns a length, and the names that lead to it."""
     instructions = [each for each in dis.get_instructions(code) if each.opname not in _PLAIN]
     if len(instructions) > _INSTRUCTIONS or any(each.opname not in _LOADS for each in instructions):
         return False, []

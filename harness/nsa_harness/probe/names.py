@@ -57,10 +57,7 @@ class NamedModule:
 
 
 class ModuleNames:
-    """The modules of the program's models, with their qualified names.
-
-    Modules are found by id(). Weak references detect a new module at the address of an old one.
-    """
+    """The modules of the program's models, by id(), with their names. Weak references detect reused addresses."""
 
     def __init__(self, status_file: StatusFileWriter) -> None:
         self._status_file = status_file
@@ -139,9 +136,7 @@ def is_detail(name: str) -> bool:
 
 
 def is_deep(name: str) -> bool:
-    """Return whether `name` is that of a module more than two levels below a block, such as
-    "blocks.3.attn.cmp.inner".
-    """
+    """Return whether a module is more than two levels below a block, such as "blocks.3.attn.cmp.inner"."""
     parts = name.split(".")
     below = next((count for count, part in enumerate(reversed(parts)) if part.isdigit()), 0)
     return below > DEPTH

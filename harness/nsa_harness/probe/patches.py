@@ -33,10 +33,7 @@ class TroubleLog:
         self._failed_pieces: set[str] = set()
 
     def note(self, piece: str, error: BaseException) -> None:
-        """Record that the part of the instrumentation named `piece` failed with `error`.
-
-        Only the first error of each part is recorded. If the file cannot be written, the record is lost.
-        """
+        """Record the first error of the part of the instrumentation named `piece`, if the file can be written."""
         if piece in self._failed_pieces:
             return
         self._failed_pieces.add(piece)
@@ -222,10 +219,7 @@ AWAITED = ("torch", "torch.distributed")
 
 
 def after_import(names: Sequence[str], then: Callable[[], None], trouble: TroubleLog) -> None:
-    """Call `then` once all modules in `names` have been imported.
-
-    Until then, each import costs one look-up in a set. Afterwards it costs nothing.
-    """
+    """Call `then` once all modules in `names` have been imported. Until then each import costs one look-up."""
     missing = {name for name in names if name not in sys.modules}
     if not missing:
         then()
@@ -288,9 +282,7 @@ _CAUSES_LIMIT = 32  # exceptions in a chain of causes from which frames are remo
 
 
 def hide_probe(trouble: TroubleLog) -> None:
-    """Hide the instrumentation's frames in printed tracebacks. Call it after torch has imported traceback and
-    threading.
-    """
+    """Hide the probe's frames in printed tracebacks, after torch has imported traceback and threading."""
     rendering: Any = sys.modules["traceback"]
     for name in _WALKS:
         if hasattr(rendering, name):
@@ -306,10 +298,7 @@ def hide_probe(trouble: TroubleLog) -> None:
 
 
 def _walk_without_probe(walk: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]:
-    """Wrap `walk`, a generator of the traceback module, so that it skips the instrumentation's frames.
-
-    `patch` is not used because it cannot change results.
-    """
+    """Wrap a generator of the traceback module, so that it skips the probe's frames. `patch` changes no result."""
 
     def walk_without_probe(traceback: TracebackType | None) -> Iterator[Any]:
         return (item for item in walk(traceback) if not _is_probe(item[0]))
@@ -328,9 +317,7 @@ def remove_probe_frames(error: BaseException | None) -> None:
 
 
 def without_probe(traceback: TracebackType | None) -> TracebackType | None:
-    """Remove the instrumentation's frames from a traceback in place. Return its new first entry, or None if none is
-    left.
-    """
+    """Remove the probe's frames from a traceback in place. Return its first entry, or None if none is left."""
     while traceback is not None and _is_probe(traceback.tb_frame):
         traceback = traceback.tb_next
     entry = traceback

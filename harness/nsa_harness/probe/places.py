@@ -1,7 +1,4 @@
-"""Finds lines of the program's own code.
-
-The status file stores them as "file:line:function".
-"""
+"""Finds lines of the program's own code, stored as "file:line:function"."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Explains an exception that the operating system or the search path of modules caused.
-
-This module is loaded only after the exception that ends the program, so a healthy program pays nothing for it.
-"""
+"""Explains an exception of the operating system or of an import. Loaded only after the final exception."""
 
 from __future__ import annotations
 

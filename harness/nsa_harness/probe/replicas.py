@@ -102,10 +102,7 @@ def note_reduced(tensor: Any) -> None:
 
 
 def forget_reduced() -> None:
-    """Forget all tensors that were recorded as summed.
-
-    Called when a backward pass begins, because new gradients may reuse their addresses.
-    """
+    """Forget all summed tensors when a backward pass begins, because new gradients may reuse their addresses."""
     _reduced_sizes.clear()
 
 

@@ -250,10 +250,7 @@ class ProcessProbe:
             self._pieces["device progress"] = events.poll
 
     def _wait_for_init(self) -> None:
-        """Treat this process as a rank once it calls init_process_group.
-
-        This covers launchers that set no RANK, such as srun, mp.spawn and accelerate.
-        """
+        """Treat this process as a rank once it calls init_process_group, for launchers that set no RANK."""
         torch = sys.modules["torch"]
         if not hasattr(torch.distributed, "init_process_group"):
             return

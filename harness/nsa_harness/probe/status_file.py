@@ -1,7 +1,4 @@
-"""Writes the status file of a process.
-
-Each progress event is one write to memory that is shared with the reader of the file.
-"""
+"""Writes the status file of a process. Each progress event is one write to shared memory."""
 
 from __future__ import annotations
 
@@ -51,10 +48,7 @@ class _ThreadSlots(_thread._local):
 
 
 class CurrentCall(_thread._local):
-    """The collective call that a thread is currently in.
-
-    Stored as a single list, so that each call needs only one thread-local lookup.
-    """
+    """The collective call that a thread is in, kept in one list, so that a call needs one thread-local lookup."""
 
     def __init__(self) -> None:
         # First the number of the call in the status file: 0 = not in a call, -1 = the call could not be written.
@@ -121,9 +115,7 @@ class StatusFileWriter:
         )
 
     def string_number(self, text: str) -> int:
-        """Return the index of `text` in the file's string table, after adding it if necessary, or 0 if the table is
-        full.
-        """
+        """Return the index of `text` in the string table, added if necessary, or 0 if the table is full."""
         number = self._strings.get(text)
         if number is not None:
             return number
@@ -135,11 +127,7 @@ class StatusFileWriter:
         return protocol.KIND[kind] << _KIND_SHIFT | self.string_number(text) << protocol.EVENT_STRING_SHIFT
 
     def write_training_event(self, event: int, _gradients: object = None) -> None:
-        """Write a training event of the calling thread, such as a module's backward pass.
-
-        `event` comes from `event_code`. The second parameter is ignored; it allows this method to be used as an
-        autograd pre-hook.
-        """
+        """Write a training event of the calling thread. As an autograd pre-hook, it is called with `_gradients`."""
         try:
             now = _monotonic_ns()
             slot = self._threads.training
@@ -260,10 +248,7 @@ class StatusFileWriter:
         return int(now - entered)
 
     def add_to_total(self, group: int, call_hash: int) -> None:
-        """Add a call to the count and the hash of all calls in its group.
-
-        Unlike the ring of recent calls, they cover every call. `group` is an index in the string table.
-        """
+        """Add a call to the count and the hash of all calls in its group, which also cover calls before the ring."""
         total = self._totals.get(group) or self._new_total(group)
         if total is None:
             return
@@ -277,12 +262,7 @@ class StatusFileWriter:
         return self._threads.events or self._claim_event_slot()
 
     def node_number(self, place: int, caller: int) -> int:
-        """Return the number of the node for the line `place`, called from the node `caller`, in the tree of call
-        stacks.
-
-        `place` is an index in the string table, and `caller` is 0 for the outermost line. Return 0 if the table is
-        full.
-        """
+        """Return the number of the node for a line called from `caller`, or 0 if the tree of stacks is full."""
         with self._lock:
             number = self._nodes.get((place, caller), len(self._nodes) + 1)
             if not place or number == protocol.NODES:
@@ -320,27 +300,18 @@ class StatusFileWriter:
             protocol.MODE.pack_into(self._memory, protocol.MODE_AT, flags)
 
     def call_arguments(self, number: int) -> tuple[int, int, int, int]:
-        """Return the group, element count, dtype and peer of the recorded call with this number.
-
-        Return (0, 0, 0, -1) if the call was overwritten.
-        """
+        """Return the group, elements, dtype and peer of a call, or (0, 0, 0, -1) if it was overwritten."""
         call = protocol.CALL.unpack_from(self._memory, _call_at(number))
         return (call[7], call[3], call[9], call[12]) if call[0] == number else (0, 0, 0, -1)
 
     def write_awaited_key(self, number: int, key: int) -> None:
-        """Record which store key the call with this number waits for.
-
-        `key` is an index in the string table; 0 means that it no longer waits for a key.
-        """
+        """Record which store key, as an index in the string table, a call waits for; 0 means none."""
         at = _call_at(number)
         if protocol.U64.unpack_from(self._memory, at)[0] == number:
             protocol.STRING_NUMBER.pack_into(self._memory, at + protocol.CALL_KEY_AT, key)
 
     def write_heartbeat(self, last_answered: int) -> None:
-        """Record the time of a heartbeat.
-
-        `last_answered` is the id of the last flight recorder request that was answered.
-        """
+        """Record the time of a heartbeat, and the last flight recorder request that was answered."""
         protocol.HEARTBEAT.pack_into(self._memory, protocol.HEARTBEAT_AT, _monotonic_ns(), last_answered)
 
     def write_last_line(self, place: str) -> None:
@@ -368,10 +339,7 @@ class StatusFileWriter:
         )
 
     def write_fact(self, name: str, value: str) -> int:
-        """Store the string `value` under `name` in the status file, replacing an earlier value.
-
-        Return the offset of the text in the file, for `overwrite_fact`, or 0 if there was no room.
-        """
+        """Store a fact, replacing an earlier one. Return the offset for `overwrite_fact`, or 0 without room."""
         with self._lock:
             key = self._add_string(name)
             at = protocol.STRINGS_AT + self._strings_used + protocol.STRING_LENGTH.size
@@ -388,10 +356,7 @@ class StatusFileWriter:
         self._memory[at : at + len(value)] = value.encode("ascii")
 
     def write_device_counts(self, recorded_events: int, completed_events: int, *, changed: bool) -> None:
-        """Record the number of CUDA events recorded, and the number that the GPU has reached.
-
-        `changed` tells whether the second count is new. Then its time is updated.
-        """
+        """Record how many CUDA events were recorded and reached. `changed`: update the time of the latter."""
         at_ns = _monotonic_ns() if changed else protocol.DEVICE.unpack_from(self._memory, protocol.DEVICE_AT)[2]
         protocol.DEVICE.pack_into(self._memory, protocol.DEVICE_AT, recorded_events, completed_events, at_ns)
 
@@ -464,10 +429,7 @@ class StatusFileWriter:
         return [protocol.SLOTS_AT + index * protocol.SLOT_SIZE, _thread.get_native_id(), 0]
 
     def _slot_of_a_dead_thread(self) -> int:
-        """Return the index of a slot whose thread has ended, so that another thread can reuse it.
-
-        If all threads are alive, return the last one. Threads that share it overwrite each other's events.
-        """
+        """Return the slot of a thread that has ended, or the last slot, which threads then share."""
         for index in range(protocol.SLOTS):
             tid = protocol.SLOT.unpack_from(self._memory, protocol.SLOTS_AT + index * protocol.SLOT_SIZE)[0]
             if not os.path.exists(f"/proc/self/task/{tid}"):

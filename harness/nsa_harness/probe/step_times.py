@@ -70,10 +70,7 @@ class StepTimes:
                 self._blocked_ns += max(0, _now_ns() - began_ns - computed_ns - delayed_ns)
 
     def end_step(self) -> None:
-        """Note the times of the step that ends now.
-
-        A step inside a backward pass, on another thread or with a GPU is not measured.
-        """
+        """Note the times of this step, unless it ends in a backward pass, on another thread or with a GPU."""
         if _ident() != self._thread or self._backward_depth or self._uses_gpu():
             self._last = None
             return

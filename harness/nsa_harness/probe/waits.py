@@ -124,11 +124,7 @@ class Waits:
             oldest.line.was_queried = True
 
     def begin(self, handle: Handle, keys: Any) -> OngoingWait | None:
-        """Record that the calling thread begins a call that can block.
-
-        Return None inside another such call. `keys` are the store keys that the call waits for, or None if it waits for
-        a collective.
-        """
+        """Record that this thread begins a call that can block, for `keys` or a collective, or return None."""
         thread = _thread.get_ident()
         if thread in self._ongoing:
             return None
@@ -294,10 +290,7 @@ TO_ROOT = frozenset({"gather", "reduce"})
 
 
 class CallingLine:
-    """A line of the program that calls a collective asynchronously.
-
-    It counts the calls, and whether the program has queried a handle that they returned.
-    """
+    """A line that calls a collective asynchronously, its calls, and whether the program has queried a handle."""
 
     __slots__ = ("calls", "op", "place", "was_queried")
 
@@ -309,10 +302,7 @@ class CallingLine:
 
 
 class UnwaitedHandles:
-    """A search for lines that call asynchronous collectives for which the program never waits.
-
-    No handle is referenced, so none is kept alive.
-    """
+    """A search for lines whose asynchronous collectives are never waited for. It keeps no handle alive."""
 
     def __init__(self, status_file: StatusFileWriter, foreign: tuple[str, ...]) -> None:
         self._status_file = status_file
@@ -320,10 +310,7 @@ class UnwaitedHandles:
         self._lines: dict[tuple[Any, int, str], CallingLine] = {}
 
     def count_handle(self, op: str, peer: int, frame: Any, tensors: Any) -> CallingLine | None:
-        """Count an asynchronous handle that the line in `frame` received from a collective, and return this line.
-
-        Return None if this rank gets no result from the operation, or if too many lines are counted already.
-        """
+        """Count an asynchronous handle for the line in `frame`. Return the line, or None if it does not count."""
         if not (
             op in TO_ALL
             or (op in FROM_ROOT and peer not in (self._status_file.rank, NO_PEER))

@@ -1,4 +1,1 @@
-"""Terminal output and output files.
-
-Each module turns a report, or the events of a run, into text.
-"""
+"""Terminal output and output files: each module turns a report, or the events of a run, into text."""

@@ -43,20 +43,14 @@ def title(outcome: Outcome) -> str:
 
 
 def sentence(text: str) -> str:
-    """Return `text` with a capital letter at the start and a full stop at the end.
-
-    If its first word is a name, such as `all_reduce`, the case of that word does not change.
-    """
+    """Return `text` with a full stop and, unless it starts with a name such as `all_reduce`, a capital letter."""
     first = text.split(" ", 1)[0]
     result = text[:1].upper() + text[1:] if first.isalpha() and first.islower() else text
     return result if result.endswith((".", "!", "?", "…")) or not result else f"{result}."
 
 
 def stack_lines(stack: CallStack, omit_outermost: int = 0) -> Iterator[str]:
-    """Yield the lines of a call stack, starting with the innermost frame.
-
-    `omit_outermost`: the number of outermost frames to leave out, because they are shown elsewhere.
-    """
+    """Yield the lines of a call stack, innermost frame first, without the `omit_outermost` outermost frames."""
     yield stack_owner(stack)
     for number, frame in enumerate(stack.frames[: len(stack.frames) - omit_outermost]):
         name, details = words.place_name(frame), words.place_details(frame)
@@ -80,10 +74,7 @@ def stack_owner(stack: CallStack) -> str:
 
 
 def raised(outcome: Outcome) -> str:
-    """Return the exception that failed first, such as "rank 1: ValueError: bad batch".
-
-    Return "" if there is none, or if the explanation of the run quotes it already.
-    """
+    """Return the first exception, such as "rank 1: ValueError: bad batch", or "" if it is quoted already."""
     exception = outcome.raised.partition(": ")[2]
     message = exception.partition(": ")[2] or exception
     return "" if message[:_QUOTED] in " ".join(outcome.verdict.summary.split()) else outcome.raised
@@ -136,10 +127,7 @@ def other_findings(outcome: Outcome) -> tuple[Finding, ...]:
 
 
 def outcomes_in_full(report: Report) -> list[tuple[int, Outcome]]:
-    """Return the outcomes to explain in full, worst first, each with its number in the report.
-
-    Outcomes that went well are left out. A single outcome is always returned.
-    """
+    """Return the outcomes to explain in full, worst first, with their numbers: failures, or a single outcome."""
     worst_first = words.bad_news_first(report)
     if len(worst_first) == 1:
         return worst_first

@@ -55,10 +55,7 @@ MOST_BYTES = 1_000_000  # GitHub does not show a job summary that is larger than
 
 
 def ci_summary_md(summary: NightSummary) -> str:
-    """Return the summary as Markdown, with failures first.
-
-    The heading starts with RED if the exit code is not 0, and otherwise with GREEN.
-    """
+    """Return the summary as Markdown, failures first. Its heading is RED if the exit code is not 0, else GREEN."""
     summary = escaped(summary)
     sections = (
         _heading(summary),
@@ -71,10 +68,7 @@ def ci_summary_md(summary: NightSummary) -> str:
 
 
 def cut(text: str, limit_bytes: int = MOST_BYTES) -> str:
-    """Return the text, shortened to at most `limit_bytes` bytes.
-
-    A shortened text ends with a note that says how many lines were left out.
-    """
+    """Return the text, shortened to `limit_bytes` with a note on how many lines were left out."""
     if len(text.encode()) <= limit_bytes:
         return text
     lines = text.split("\n")

@@ -26,10 +26,7 @@ def cost_row(cost: StepCost) -> tuple[str, ...]:
 
 
 def fit_lines(sweep: Sweep) -> Iterator[str]:
-    """Yield sentences that describe how the cost of a training step grows with its size.
-
-    Example: "Time grows as T^1.1 (1.0 to 1.2), autograd nodes do not grow, from 256 to 2048 tokens."
-    """
+    """Yield sentences about growth: "Time grows as T^1.1 (1.0 to 1.2), from 256 to 2048 tokens" and so on."""
     for regime in sweep.regimes:
         reason = no_fit_reason(regime)
         if reason is not None:
@@ -92,10 +89,7 @@ def amount_text(quantity: Quantity, amount: float) -> str:
 
 
 def checked_lines(cost: StepCost, checks: Mapping[Quantity, tuple[Interval, float]]) -> Iterator[str]:
-    """Yield lines that compare the predicted cost of a run with the measured one.
-
-    `checks`: the prediction and the measured value of each quantity.
-    """
+    """Yield lines that compare the prediction of each quantity with its measured value."""
     yield f"checked at {size_words(size_of(cost))}:"
     for quantity, (interval, measurement) in checks.items():
         error = interval.value / measurement - 1

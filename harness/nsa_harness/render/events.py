@@ -23,10 +23,7 @@ SCHEMA = 1
 
 
 class Events(Listener):
-    """A listener that writes each event to a stream as one line of JSON.
-
-    There is no event for Ctrl-C. The `done` event of an interrupted run has exit code 130.
-    """
+    """A listener that writes each event as one line of JSON. An interrupted run has a `done` event with code 130."""
 
     def __init__(self, stream: TextIO, run_id: str, elapsed_s: Callable[[], float], *, strict: bool = False) -> None:
         self._stream = stream

@@ -1,7 +1,4 @@
-"""Listeners: objects that are notified of the events of a run.
-
-An exception in a listener does not affect the run.
-"""
+"""Listeners: objects that are notified of the events of a run. Their exceptions do not affect the run."""
 
 from __future__ import annotations
 
@@ -25,19 +22,13 @@ class Listener:
     """
 
     def on_plan(self, facts: MachineFacts, specs: Sequence[RunSpec | Skip]) -> None:
-        """Handle the list of planned runs, before the first launch.
-
-        It includes the runs that this machine cannot run.
-        """
+        """Handle the list of planned runs, before the first launch. It includes those that cannot run here."""
 
     def on_launch(self, spec: RunSpec) -> None:
         """Handle the launch of a run, just before its processes are started."""
 
     def on_phase(self, attempt: str, phase: str, progress: Progress) -> None:
-        """Handle the latest progress of the ranks.
-
-        This method is called each time the ranks are polled, even if nothing changed.
-        """
+        """Handle the latest progress of the ranks, each time they are polled, even if nothing changed."""
 
     def on_first_snapshot(self, attempt: str, rows: Sequence[FirstSnapshot]) -> None:
         """Handle the first stack snapshot of a job to which nsa-harness attaches."""

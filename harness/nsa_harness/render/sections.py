@@ -24,10 +24,7 @@ _MAX_RANK_ROWS = 8  # if there are more ranks, they are grouped by call, and the
 
 
 class Span(NamedTuple):
-    """A piece of a line of a report, shown in a single style.
-
-    `run`: the number of the run that this piece links to, or None. `status`: the verdict of that run.
-    """
+    """A piece of a line in a single style. It can link to run number `run`, which has the verdict `status`."""
 
     text: str
     code: bool = False
@@ -69,10 +66,7 @@ class Counts:
 
 @dataclass(frozen=True, kw_only=True)
 class RunDetails:
-    """The section of a report about one run.
-
-    `number`: its number in the report, counted from 1. `alone`: whether the report has no other run.
-    """
+    """The section of a report about run `number`, counted from 1. `alone`: the report has no other run."""
 
     number: int
     outcome: Outcome
@@ -124,10 +118,7 @@ class Sentence:
 
 @dataclass(frozen=True, kw_only=True)
 class Search:
-    """The section about the bisection that launched the runs of the report.
-
-    Only the HTML page shows this section.
-    """
+    """The section about the bisection that launched the runs of the report, shown only on the HTML page."""
 
     report: BisectReport
 
@@ -150,10 +141,7 @@ class Table:
 
 @dataclass(frozen=True, kw_only=True)
 class Overview:
-    """A table with one row for each run, worst first.
-
-    `in_full`: the numbers of the runs that have a section of their own. Their rows link to it.
-    """
+    """A table with one row for each run, worst first. Rows of the runs `in_full` link to their sections."""
 
     runs: tuple[tuple[int, Outcome], ...]
     in_full: frozenset[int]
@@ -234,10 +222,7 @@ Section = (
 
 
 def run_section(number: int, outcome: Outcome, *, alone: bool) -> RunDetails:
-    """Return the report section on one run.
-
-    `number`: the number of the run in the report, counted from 1. `alone`: whether the report has no other run.
-    """
+    """Return the report section on run `number`, counted from 1. `alone`: the report has no other run."""
     sections = (
         RunAnswer(outcome=outcome),
         *_raised(outcome),

@@ -24,10 +24,7 @@ T = TypeVar("T")
 
 
 def escape(text: str) -> str:
-    """Return the text as one line that is safe to display. Long text is cut in the middle.
-
-    Line breaks become " / ". Escaping an escaped text does not change it.
-    """
+    """Return the text as one line that is safe to display, with long text cut and line breaks as " / "."""
     lines = _SEQUENCE.sub("", text).splitlines()
     return _cut(_visible(" / ".join(content for line in lines if (content := line.strip()))))
 
@@ -45,10 +42,7 @@ def escaped(value: T) -> T:
 
 
 def markdown(text: str) -> str:
-    """Return Markdown that is rendered as exactly `text`.
-
-    Only characters that have a meaning in Markdown are escaped, so that the Markdown itself stays readable.
-    """
+    """Return Markdown that is rendered as exactly `text`, with so few escapes that it stays readable."""
     return _MARKDOWN_START.sub(r"\1\\\2", _escape_markdown(escape(text)))
 
 
@@ -62,10 +56,7 @@ def markdown_prose(text: str, *, in_table: bool = False) -> str:
 
 
 def with_code(text: str) -> Iterator[tuple[str, bool]]:
-    """Split the text at its backticks, and yield each piece with a flag that says whether it is code.
-
-    If the number of backticks is odd, they are treated as ordinary characters.
-    """
+    """Split the text at its backticks, and yield each piece and whether it is code. A lone backtick is text."""
     parts = text.split("`")
     if len(parts) % 2 == 0:
         yield text, False
@@ -74,19 +65,13 @@ def with_code(text: str) -> Iterator[tuple[str, bool]]:
 
 
 def markdown_link(text: str, target: str) -> str:
-    """Return a Markdown link.
-
-    `target` is not escaped, so it must come from `link_target` or be a fixed anchor.
-    """
+    """Return a Markdown link. The target is not escaped, so it must come from `link_target` or be fixed."""
     label = _MARKDOWN_LABEL.sub(_markdown_character, escape(text))
     return f"[{label}]({target})"
 
 
 def markdown_code(text: str, *, in_table: bool = False) -> str:
-    """Return the text as a Markdown code span.
-
-    `in_table`: also escape "|", because Markdown splits a table row into cells before it recognizes code spans.
-    """
+    """Return the text as a code span. `in_table`: also escape "|", which would split the cell of a table."""
     text = escape(text) or " "
     fence = "`" * (_longest_backticks(text) + 1)
     pad = " " if text.startswith("`") or text.endswith("`") else ""
@@ -101,20 +86,14 @@ def markdown_fence(text: str, language: str) -> list[str]:
 
 
 def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """Return the lines of a Markdown table. The cells must already be Markdown.
-
-    A column name that ends in a colon aligns its column to the right.
-    """
+    """Return the lines of a table of Markdown cells. A name that ends in a colon aligns its column to the right."""
     rules = ["---:" if name.endswith(":") else "---" for name in head]
     cells = ([name.rstrip(":") for name in head], rules, *rows)
     return [f"| {' | '.join(row)} |" for row in cells]
 
 
 def link_target(path: str) -> str | None:
-    """Return the relative URL of a file in the run directory, or None if `path` is outside it.
-
-    A line number at the end of the path (":12") is removed.
-    """
+    """Return the relative URL of a file, without a line number (":12"), or None if it is not in the run directory."""
     path = re.sub(r":[0-9]+$", "", path)
     if not path or path.startswith(("/", "\\")) or ".." in re.split(r"[/\\]", path):
         return None

@@ -1,7 +1,4 @@
-"""Decide whether two runs of nsa.train should compute the same numbers.
-
-If two runs differ in other keys, different numbers may be intended and prove nothing.
-"""
+"""Decide whether two runs of nsa.train should compute the same numbers."""
 
 from __future__ import annotations
 
@@ -40,10 +37,7 @@ def decides_only_how(key: str) -> bool:
 
 
 def tolerance(spec: RunSpec) -> float:
-    """Return the relative difference that rounding can cause with the dtype of the run.
-
-    The largest tolerance is returned if the dtype is unknown, as for programs other than nsa.train.
-    """
+    """Return the relative difference that rounding can cause with the run's dtype, or the largest if unknown."""
     words = spec.program
     dtype = words[words.index("--dtype") + 1] if is_launched_by(spec) and "--dtype" in words[:-1] else ""
     return _TOLERANCES.get(dtype, _COARSEST)

@@ -76,10 +76,7 @@ _PASSED_ON = ("NSA_OUT_DIR",)
 
 
 def is_read_by_program(name: str) -> bool:
-    """Return whether nsa.train reads this environment variable.
-
-    Such a variable must not leak from the user's shell, because the spec must repeat the run.
-    """
+    """Return whether nsa.train reads this variable, which then must not leak from the user's shell."""
     return name.startswith("NSA_") or name in ("TORCH_BACKEND", "CONFIG")
 
 

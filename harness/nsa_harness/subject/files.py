@@ -28,10 +28,7 @@ def is_launched_by(spec: RunSpec) -> bool:
 
 
 def program_files(spec: RunSpec, evidence: Evidence) -> tuple[ProgramFile, ...]:
-    """Return the files that nsa.train writes, with reasons why each could be absent.
-
-    The reasons are left out if the run launches another program.
-    """
+    """Return the files that nsa.train writes, with reasons why each could be absent if it was launched."""
     ours = is_launched_by(spec)
     return tuple(
         ProgramFile(pattern=pattern, counted_in=counted_in, after=after, absent=absent if ours else None)

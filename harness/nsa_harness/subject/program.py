@@ -137,10 +137,7 @@ def missing_need(scenario: Scenario, facts: MachineFacts) -> str | None:
 
 
 def launch(spec: RunSpec, scenario: Scenario, facts: MachineFacts, surroundings: Surroundings) -> RunSpec:
-    """Return the complete specification for a run of nsa.train on this machine.
-
-    `spec` contains the parts that do not depend on the machine.
-    """
+    """Return the complete spec for a run of nsa.train. `spec` has what does not depend on the machine."""
     choice = machine_choice(scenario, facts)
     words = (surroundings.subject_dir, *nsa_options(scenario, choice), *scenario.run.args)
     alone = scenario.run.ranks == 1 and scenario.parallel.wrapper is Wrapper.NONE

@@ -168,10 +168,7 @@ def _step_cost_numbers(context: DiagnosisContext) -> tuple[dict[str, float]] | N
 
 @rule_if(_step_cost_numbers)
 def per_token_nodes(_: DiagnosisContext, cost: dict[str, float]) -> Explanation | None:
-    """Explain an autograd graph whose size grows with the number of tokens. Return None if it does not grow.
-
-    Such a graph shows that an operation loops over tokens in Python.
-    """
+    """Explain an autograd graph that grows with the tokens, as a Python loop causes it, or return None."""
     nodes, layers, tokens = cost.get("nodes", 0.0), cost["layers"], cost["batch"] * cost["seq_len"]
     nodes_per_token = nodes / (tokens * layers)
     if nodes_per_token < _NODES_OF_A_TOKEN or nodes < _NODES_OF_A_LAYER * layers:

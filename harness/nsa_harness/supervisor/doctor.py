@@ -1,7 +1,4 @@
-"""Checks this machine for the command `nsa-harness doctor`.
-
-A value that cannot be measured raises no exception; the reason is returned instead.
-"""
+"""Checks this machine for `nsa-harness doctor`. For a value that cannot be measured, the reason is returned."""
 
 from __future__ import annotations
 
@@ -67,10 +64,7 @@ Resolver = Callable[[str], Sequence[str]]
 
 
 def measure(working_dir: Path, environ: Mapping[str, str]) -> MachineCheckFacts:
-    """Check this machine in a few seconds: GPUs, disk, network, clocks, limits and Python.
-
-    The slow checks are child processes that run in parallel.
-    """
+    """Check this machine in a few seconds: GPUs, disk, network, clocks, limits and Python."""
     clock = ClockComparison()
     # ./reports, or the nearest existing directory in which it would be created.
     reports = next(place for place in (working_dir / "reports", working_dir, *working_dir.parents) if place.is_dir())
@@ -139,10 +133,7 @@ def space_facts(path: Path) -> SpaceFacts:
 
 
 def name_facts(name: Callable[[], str] = socket.getfqdn, resolve: Resolver | None = None) -> NameFacts:
-    """Return the host name that torchrun uses, its addresses, and those of its addresses that work on this machine.
-
-    `name` returns the host name. `resolve` returns its addresses; the default is the resolver of the system.
-    """
+    """Return the host name that torchrun uses, its addresses, and those addresses that work on this machine."""
     started_s = time.monotonic()
     hostname = name()
     addresses: tuple[str, ...] = ()
@@ -174,10 +165,7 @@ class ClockComparison:
         self._wall_s, self._monotonic_ns = wall_s(), monotonic_ns()
 
     def passed_s(self) -> tuple[float, float]:
-        """Return the seconds since this object was created, and the seconds that the wall clock has gained since then.
-
-        The first value is measured on the monotonic clock.
-        """
+        """Return the monotonic seconds since this object was created, and what the wall clock has gained since."""
         over_s = (self.monotonic_ns() - self._monotonic_ns) / 1e9
         return over_s, self.wall_s() - self._wall_s - over_s
 
@@ -204,11 +192,7 @@ def slurm_facts(environ: Mapping[str, str]) -> SlurmFacts:
 
 
 def left_over(parents: Iterable[Path], now_s: float | None = None) -> tuple[LeftOver, ...]:
-    """Return the directories below `parents` that this user's runs left behind when they ended.
-
-    They contain status files. Directories younger than a minute are ignored. `now_s` is the current time; the default
-    is the wall clock.
-    """
+    """Return the directories with status files, older than a minute, that this user's ended runs left in `parents`."""
     now_s = time.time() if now_s is None else now_s
     parents = dict.fromkeys(parents)
     old = [
@@ -248,10 +232,7 @@ def _resolve(name: str) -> list[str]:
 
 
 def _bind_trouble(address: str, *, reach: bool = False) -> str | None:
-    """Return the reason why no process can listen on a port of `address`, or None if a process can.
-
-    `reach`: also check that the port can be reached.
-    """
+    """Return why no process can listen on a port (`reach`: and be reached there), or None if a process can."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
         with socket.socket(family, socket.SOCK_STREAM) as server:

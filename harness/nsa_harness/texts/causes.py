@@ -21,10 +21,7 @@ def sections() -> Mapping[str, Mapping[str, str]]:
 
 
 def text_of(code: str | None, key: str) -> str:
-    """Return the text stored under `key` for a cause, or "" if there is none. Templates are not rendered.
-
-    An unknown cause code, for instance from another version, gets the texts of the cause `unknown`.
-    """
+    """Return the unrendered text under `key` for a cause, or "". Unknown causes get the texts of `unknown`."""
     texts = sections()
     return texts.get(code or "", texts[Cause.UNKNOWN]).get(key, "")
 

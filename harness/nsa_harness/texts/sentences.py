@@ -30,10 +30,7 @@ class Words:
 
 
 def in_words(diagnosis: Diagnosis) -> Words:
-    """Return the findings of a diagnosis as sentences.
-
-    Ranks are followed by their mesh coordinates. Step numbers are removed if the program does not count steps.
-    """
+    """Return a diagnosis's findings as sentences, with mesh coordinates, and only counted step numbers."""
     trouble: list[Trouble] = []
     findings = tuple(_in_words(explanation, diagnosis, trouble) for explanation in diagnosis.explanations)
     return Words(findings=findings, trouble=tuple(trouble))
@@ -64,10 +61,7 @@ def _with_claims(outcome: Outcome) -> Outcome:
 
 
 def with_claim(finding: Finding, trouble: list[Trouble]) -> Finding:
-    """Return a copy of the finding with its claim and advice as text.
-
-    If a template fails, its error is added to `trouble`.
-    """
+    """Return the finding with its claim and advice as text. Errors of templates are added to `trouble`."""
     facts = _template_facts(finding.code, finding.facts, finding.ranks, finding.place)
     claim, advice = (_render(finding.code, key, facts, trouble) for key in ("claim", "advice"))
     return replace(finding, claim=claim, advice=advice, facts=json_facts(finding.facts))
@@ -84,10 +78,7 @@ def _rerun_claim(outcome: Outcome, outcomes: Sequence[Outcome]) -> str | None:
 
 
 def stall_text(note: StallNote) -> str:
-    """Describe a stall, such as "rank 1 is blocked in read (loader.py:13) on data.fifo".
-
-    It includes what could end the stall and when it will be judged a HANG.
-    """
+    """Describe a stall and what could end it, such as "rank 1 is blocked in read (loader.py:13) on data.fifo"."""
     reasons = sections()["could_end"]
     possible_ends = [reasons.get(kind, reasons["unknown"]) for kind in note.open_waits]
     if note.moving_ranks:
@@ -150,10 +141,7 @@ def _open_question(question: OpenQuestion, trouble: list[Trouble]) -> str:
 
 
 def _render(section: str, key: str, facts: Mapping[str, object], trouble: list[Trouble]) -> str:
-    """Return a rendered template. If rendering fails, record the error and return a substitute.
-
-    The substitute is the cause code with its facts, or "" for an advice.
-    """
+    """Return a rendered template. If it fails, note the error and return the cause code and facts, or no advice."""
     try:
         return render_template(section, key, facts)
     except Exception as error:  # a filter may raise anything, and a missing sentence must not prevent the verdict

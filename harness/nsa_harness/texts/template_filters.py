@@ -69,10 +69,7 @@ def blocked_rank(wait: Mapping[str, Any]) -> str:
 
 
 def blocked_ranks(wait: Mapping[str, Any] | None) -> str:
-    """Describe where several ranks are blocked, or return "" if `wait` is None.
-
-    Example: "; ranks 0, 2 are blocked in all_reduce (own/train.py:18)".
-    """
+    """Return a text such as "; ranks 0, 2 are blocked in all_reduce (own/train.py:18)", or "" if `wait` is None."""
     if wait is None:
         return ""
     call = f"{wait['blocked_in'] or 'calls to other ranks'}{location_in_brackets(wait['line'])}"
@@ -98,10 +95,7 @@ def common_call(calls: Sequence[Mapping[str, Any]], step: int | None = None) -> 
 
 
 def callers(calls: Sequence[Mapping[str, Any]], ranks: Sequence[int] | None = None) -> str:
-    """Describe which rank called which collective, such as "rank 0 called all_reduce #6".
-
-    `ranks` selects the ranks to include; by default all are included.
-    """
+    """Return which rank called what, such as "rank 0 called all_reduce #6", for all calls or those of `ranks`."""
     texts = [(rank, located_call(call)) for call in calls for rank in call["ranks"] if ranks is None or rank in ranks]
     return listing([f"{names} called {text}" for names, text in ranks_by_text(texts)])
 
@@ -160,10 +154,7 @@ _MAX_CYCLE_LINKS = 4  # waits that a sentence lists; the others are only counted
 
 
 def wait_cycle(waits: Sequence[Mapping[str, Any]]) -> str:
-    """Describe a cycle of waits by naming, for each rank, the rank that it waits for.
-
-    Example: "rank 0 waits for rank 1 in all_reduce #3 of group tp, rank 1 waits for rank 0 in barrier #9 of group dp".
-    """
+    """Describe a cycle of waits, such as "rank 0 waits for rank 1 in all_reduce #3 of group tp, rank 1 waits ..."."""
     texts = []
     for link in waits[:_MAX_CYCLE_LINKS]:
         never = ", which never called a collective of that group" if link["never_entered"] else ""
@@ -212,10 +203,7 @@ def last_progress(event: Mapping[str, Any]) -> str:
 
 
 def last_line(sample: Mapping[str, Any] | None) -> str:
-    """Describe where a process was shortly before its end, or return "" if `sample` is None.
-
-    Example: "; 0.25 s before its end it was at own/train.py:12".
-    """
+    """Return a text such as "; 0.25 s before its end it was at own/train.py:12", or "" if `sample` is None."""
     if sample is None:
         return ""
     return f"; {sample['before_end_s']:.2f} s before its end it was at {location(sample['line'])}"
@@ -258,10 +246,7 @@ def attempts_on_line(end: Mapping[str, Any]) -> str:
 
 
 def what_follows(change: str, ending: str) -> str:
-    """Describe what the result of a diagnostic rerun implies, or return "" if it implies nothing.
-
-    `change` is what the rerun did differently, and `ending` is how it ended.
-    """
+    """Describe what follows if a diagnostic rerun with `change` ended with `ending`, or return ""."""
     text = sections()["what_follows"].get(f"{change}, {ending}")
     return f", {text}" if text else ""
 

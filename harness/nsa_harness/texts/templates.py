@@ -1,7 +1,4 @@
-"""Render the text templates in causes.toml.
-
-A template is compiled when it is first rendered. A missing fact is an error.
-"""
+"""Render the text templates in causes.toml, compiled when first used. A missing fact is an error."""
 
 from __future__ import annotations
 
@@ -15,19 +12,13 @@ from nsa_harness.texts.template_filters import FILTERS
 
 
 def render_template(section: str, key: str, facts: Mapping[str, object]) -> str:
-    """Return the text of a template with `facts` filled in. Raise jinja2.TemplateError if that fails.
-
-    An exception that a filter raises is passed on.
-    """
+    """Return a template's text with `facts` filled in. Raise TemplateError, or what a filter raises, on failure."""
     return template(section, key).render(facts)
 
 
 @cache
 def template(section: str, key: str) -> Template:
-    """Return the compiled template for a key in a section of causes.toml.
-
-    A cause without advice gets a template of its remedy.
-    """
+    """Return the compiled template for a key in a section of causes.toml. The advice defaults to the remedy."""
     source = sections()[section].get(key, "{{ remedy }}") if key == "advice" else sections()[section][key]
     return environment().from_string(source)
 

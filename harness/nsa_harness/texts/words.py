@@ -39,10 +39,7 @@ from nsa_harness.texts.causes import text_of
 
 
 def verdict(outcome: Outcome) -> str:
-    """Return the verdict as text for reports.
-
-    A job that was only inspected gets MOVES, STALL or OPEN instead of its stored status.
-    """
+    """Return the verdict as text for reports. A job that was only inspected gets MOVES, STALL or OPEN."""
     return _VERDICTS_OF_INSPECTED_JOBS.get(outcome.verdict.cause or "", outcome.verdict.status.value)
 
 
@@ -93,10 +90,7 @@ def whole_seconds(value: float) -> str:
 
 
 def size(value_bytes: float | None, *, tenths: bool = False) -> str:
-    """Return a size in bytes as text, such as "412 MB" or "9.1 GB".
-
-    With `tenths`, sizes below 100 MB have one decimal place, such as "1.4 MB".
-    """
+    """Return a size such as "412 MB" or "9.1 GB". `tenths`: with a decimal below 100 MB, such as "1.4 MB"."""
     if value_bytes is None:
         return UNKNOWN
     value_bytes = min(value_bytes, 10**18)
@@ -108,10 +102,7 @@ def size(value_bytes: float | None, *, tenths: bool = False) -> str:
 
 
 def number(value: float) -> str:
-    """Return a number as readable text, such as "12,345".
-
-    Numbers that are not whole are rounded to five digits.
-    """
+    """Return a number as text, such as "12,345". Numbers that are not whole are rounded to five digits."""
     return f"{value:,.0f}" if math.isfinite(value) and value == int(value) and abs(value) < 1e15 else f"{value:.5g}"
 
 
@@ -205,10 +196,7 @@ def source_lines(place: Place) -> Iterator[str]:
 
 
 def numbered_lines(around: Place, marked_line: int | None) -> Iterator[str]:
-    """Yield numbered source lines, one of which is marked with "▸".
-
-    `around` contains the source lines, and its own line is the last of them.
-    """
+    """Yield numbered source lines, the last of which is that of `around`, and one of which is marked with "▸"."""
     lines = textwrap.dedent(around.text or "").split("\n")
     first = (around.line or 0) - len(lines) + 1
     digits = len(str(around.line or 0))
@@ -283,10 +271,7 @@ def exit_word(status: int | None) -> str:
 
 
 def exit_of(outcome: Outcome, rank: int) -> str:
-    """Return the exit status of `rank` as text.
-
-    If a job was judged only from its files, a missing status means that the status is unknown.
-    """
+    """Return the exit status of `rank` as text. A missing status is unknown if only files of a job were read."""
     status = outcome.exit_codes.get(rank)
     return UNKNOWN if status is None and outcome.ending_text == UNWATCHED else exit_word(status)
 
@@ -310,11 +295,7 @@ def step(value: int | None) -> str:
 
 
 def marked_culprits(outcome: Outcome) -> frozenset[int]:
-    """Return the ranks that are marked as culprits.
-
-    If every rank of several is a culprit, the mark would say nothing about which of them is wrong. No rank is marked
-    then.
-    """
+    """Return the culprits to mark. If every rank of several is one, a mark would say nothing, so none is marked."""
     in_table = {row.rank for row in outcome.rank_statuses if row.is_culprit}
     culprits = frozenset(in_table or (outcome.culprit.ranks if outcome.culprit else ()))
     marks_all = len(culprits) > 1 and len(culprits) >= max(outcome.spec.ranks, len(outcome.rank_statuses))
@@ -496,10 +477,7 @@ _VITAL_HEAD = ("rank:", "loss:", "gradients", "buckets", "longest gap:", "peak m
 
 
 def vital_table(outcome: Outcome) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """Return the column names and rows of a table with measurements for each rank.
-
-    Columns without any known value are left out. A column name that ends in a colon aligns its column to the right.
-    """
+    """Return the head and the rows of a table of each rank's measurements, without columns that have no value."""
     rows = [
         (
             str(row.rank),
@@ -516,10 +494,7 @@ def vital_table(outcome: Outcome) -> tuple[tuple[str, ...], list[tuple[str, ...]
 
 
 def ending_counts(endings: FailureCounts) -> str:
-    """Describe the number of failed attempts, such as "3 of 4 failed".
-
-    Return "4 of 4" if none of four failed, and "" for a single attempt.
-    """
+    """Return a text such as "3 of 4 failed", or "4 of 4" if none of four failed, and "" for a single attempt."""
     if endings.attempts < 2:
         return ""
     return (
@@ -530,10 +505,7 @@ def ending_counts(endings: FailureCounts) -> str:
 
 
 def hypothesis_reason(row: HypothesisRow) -> str:
-    """Return the reason for the judgement on a hypothesis.
-
-    If several pairs of runs were compared, add how many of them agree, such as "(2 of 3 contrasts)".
-    """
+    """Return the reason for a hypothesis's result, and how many contrasts agree, such as "(2 of 3 contrasts)"."""
     shown_by, of = row.contrast_counts
     reason = hypothesis_reason_alone(row)
     return f"{reason} ({shown_by} of {of} contrasts)" if of > 1 and row.changed else reason
@@ -597,10 +569,7 @@ def duration(value_s: float) -> str:
 
 
 def verb_for(verb: str, subject: int | Sized) -> str:
-    """Return the verb in the singular or plural, such as "waits" for one rank and "wait" for several.
-
-    `subject` is the number of ranks, or a collection of them.
-    """
+    """Return the verb for a number or collection of subjects: "waits" for one rank, "wait" for several."""
     count = subject if isinstance(subject, int) else len(subject)
     return verb if count == 1 else _PLURAL_VERBS.get(verb, verb.removesuffix("s"))
 

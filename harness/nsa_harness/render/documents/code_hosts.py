@@ -23,10 +23,7 @@ _PROPERTY = str.maketrans({"%": "%25", "\r": "%0D", "\n": "%0A", ":": "%3A", ","
 
 
 def github_annotations(report: Report, workspace: str) -> Iterator[str]:
-    """Yield GitHub workflow commands (`::error file=…,line=…::…`) for unexpected outcomes, worst first.
-
-    `workspace`: the directory of the checkout, to which file paths are made relative.
-    """
+    """Yield GitHub's `::error file=…` commands for unexpected outcomes, worst first, relative to `workspace`."""
     bad = [outcome for outcome in escaped(report).outcomes if outcome.final and not outcome.expected]
     for outcome in sorted(bad, key=words.severity_key)[:MOST]:
         facts = {**_place(outcome, workspace), "title": f"{outcome.verdict.status.value} {outcome.spec.scenario}"}
@@ -60,10 +57,7 @@ _Json = dict[str, Any]
 
 
 def sarif(report: Report, checkout: str = "") -> str:
-    """Return a SARIF log as text, with one result for each finding.
-
-    `checkout`: the root directory of the Git repository, to which file paths are made relative, or "" if unknown.
-    """
+    """Return a SARIF log with one result for each finding, and file paths relative to the repository `checkout`."""
     report = escaped(report)
     findings = [(outcome, finding) for outcome in report.outcomes if outcome.final for finding in _findings(outcome)]
     codes = list(dict.fromkeys(finding.code for _, finding in findings))
@@ -132,10 +126,7 @@ def _rule(code: str) -> _Json:
 
 
 def _result(outcome: Outcome, finding: Finding, rule: int, checkout: str) -> _Json:
-    """Return the SARIF result for a finding.
-
-    `rule`: the index of its rule in the log's list of rules.
-    """
+    """Return the SARIF result for a finding. `rule`: the index of its rule in the log's list of rules."""
     is_cause = finding.code == outcome.verdict.cause
     stacks = outcome.stacks if is_cause else ()
     place = _look_at(outcome, finding, stacks)
@@ -226,10 +217,7 @@ def _thread_flow(stack: CallStack, checkout: str) -> _Json:
 
 
 def _fingerprint(outcome: Outcome, finding: Finding, place: Place | None, checkout: str) -> str:
-    """Return a hash that stays the same for the same finding in later runs.
-
-    It does not depend on line numbers, ranks or times.
-    """
+    """Return a hash that is the same for the same finding in later runs, whatever its line, ranks or times."""
     file = "" if place is None else _artifact(place.file or "", checkout)["uri"]
     identity = (outcome.spec.scenario, finding.code, file, *((place.function, place.text) if place else ()))
     return hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:32]

@@ -1,7 +1,4 @@
-"""Write the output files of a run.
-
-If one document cannot be written, the others are written nevertheless.
-"""
+"""Write the output files of a run. If one document cannot be written, the others still are."""
 
 from __future__ import annotations
 
@@ -44,12 +41,7 @@ def write_documents(
     claim: LedgerLine | None = None,
     why: WhyReport | None = None,
 ) -> tuple[Trouble, ...]:
-    """Write all output files of a run, and return an error for each one that could not be written.
-
-    `playbook`: the hypotheses and decision rules for runs of nsa-harness's own program. `search`: the bisection that
-    launched the runs in the report, or None if there was no bisection. `claim`, `why`: the same for a claim or a
-    verification, and for an answer of `nsa-harness why`.
-    """
+    """Write a run's output files, with the answer for which it was launched. Return an error for each failed file."""
     report = replace(report, files=tuple(_collected_files(run, report)))
     documents: list[tuple[Path, Callable[[], str]]] = [
         (

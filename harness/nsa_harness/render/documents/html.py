@@ -42,10 +42,7 @@ def report_html(
     claim: LedgerLine | None = None,
     why: WhyReport | None = None,
 ) -> str:
-    """Return report.html as text.
-
-    Equal reports give equal pages.
-    """
+    """Return report.html as text. Equal reports give equal pages."""
     report, search, claim, why = escaped((report, search, claim, why))
     return _TEMPLATE.render(
         title=words.counts_line(report),
@@ -178,10 +175,7 @@ def _end_labels(outcome: Outcome, end_s: float) -> tuple[str, str]:
 
 
 def _time(outcome: Outcome, end_s: float, still_s: float | None) -> tuple[Stretch, ...]:
-    """Return the sections of a bar that shows time with and without progress.
-
-    `end_s`: the time at the end of the bar. `still_s`: the seconds without progress, or None if unknown.
-    """
+    """Return a bar of `end_s` seconds, the last `still_s` of which (None: unknown) had no progress."""
     if still_s is None:
         return ()
     launch_s = min(outcome.timing.launch_s or 0.0, end_s - still_s)
@@ -221,19 +215,13 @@ def _launch_label(outcome: Outcome, end_s: float) -> str:
 
 
 def _steps(outcome: Outcome, rank: int, last_step: int) -> tuple[Stretch, ...]:
-    """Return a bar that shows the number of steps that a rank finished.
-
-    Its length is relative to `last_step`, the highest number over all ranks.
-    """
+    """Return a bar of the steps that a rank finished, relative to `last_step`, the highest number of any rank."""
     step = outcome.last_step.get(rank)
     return (Stretch(percent=round(100 * step / last_step, 1), kind="steps"),) if step and step > 0 else ()
 
 
 def _caption(outcome: Outcome, rank: int, still_s: float | None) -> str:
-    """Return the text next to a bar, such as "11 steps done · 7.0 s in all_reduce #13, waits for rank 0".
-
-    `still_s`: the seconds without progress, or None to leave them out.
-    """
+    """Return the text next to a bar, such as "11 steps done · 7.0 s in all_reduce #13, waits for rank 0"."""
     step = outcome.last_step.get(rank)
     steps_done = "steps not known" if step is None else f"{words.plural(step, 'step')} done"
     row = next((row for row in outcome.rank_statuses if row.rank == rank), None)

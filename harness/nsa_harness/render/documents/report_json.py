@@ -248,10 +248,7 @@ def outcome_values(outcome: Outcome) -> dict[str, Any]:
 
 
 def from_json(text: str, where: str = "report.json") -> Report:
-    """Parse the contents of a report.json file. Raise StoredRunError if they are invalid.
-
-    `where`: the name of the file, for error messages.
-    """
+    """Parse report.json. Raise StoredRunError, which names the file as `where`, if it is invalid."""
     try:
         values: Any = json.loads(text, parse_constant=_finite_number, parse_float=_finite_number)
     except (ValueError, RecursionError) as error:
@@ -280,10 +277,7 @@ class _WrongShapeError(Exception):
 
 
 def _outcome(values: Any, where: str) -> Outcome:
-    """Convert a validated `StoredOutcome` to an Outcome. Raise _WrongShapeError if its values are inconsistent.
-
-    `where`: its path in the file, for error messages.
-    """
+    """Convert a validated `StoredOutcome`. Raise _WrongShapeError, which names its path `where`, if inconsistent."""
     values = {**values, **values["detail"]}
     del values["detail"]
     texts = values.pop("place_text")

@@ -62,10 +62,7 @@ def report_sections(
     claim: LedgerLine | None = None,
     why: WhyReport | None = None,
 ) -> Iterator[Section]:
-    """Yield the sections of a report, in reading order.
-
-    `search`, `claim`, `why`: the bisection, the claim or the command `why` that launched the runs of the report.
-    """
+    """Yield the sections of a report in reading order, with the bisection, claim or `why` that launched its runs."""
     is_experiment = search is not None or claim is not None or why is not None
     report = as_trials(report) if is_experiment else report
     in_full = outcomes_in_full(report)
@@ -132,11 +129,7 @@ def _chapter(
     after: Sequence[str] = (),
     folded: bool = False,
 ) -> Part:
-    """Return a part of the report that consists of sentences, a command, a table and remarks.
-
-    Empty items are left out. `before`, `after`: the sentences and the remarks. `folded`: hide the part until the reader
-    opens it.
-    """
+    """Return a part of the report with sentences, a command, a table and remarks, without empty items."""
     sections: list[Section] = [Sentence(line=line(text)) for text in before]
     sections += [Command(text=command)] if command else []
     sections += [Table(title=title, head=head, rows=rows)] if rows else []
@@ -188,10 +181,7 @@ def _command(command: str | None) -> Line:
 
 
 def _decisions(report: Report) -> Iterator[Part]:
-    """Yield a table of the decision rules and their results for the report's runs.
-
-    The report of a single run shows only the rules that matched.
-    """
+    """Yield a table of the decision rules and their results. For a single run, it has only the matching rules."""
     counting = [outcome for outcome in report.outcomes if outcome.final]
     matching, certain_causes = matched_rules(report.gates), tuple(_certain_causes(counting))
     if not counting or (len(counting) == 1 and not matching):
@@ -397,10 +387,7 @@ def _files(report: Report) -> Iterator[Part]:
 
 
 def file_rows(outcomes: Sequence[Outcome]) -> Iterator[tuple[str, str, str, str]]:
-    """Yield the rows of a table of the attempts' output files, one row for each file name.
-
-    Its cells are the name, how many attempts have this file, the number of entries, and why other attempts lack it.
-    """
+    """Yield for each output file: its name, how many attempts have it, its entries, and why others lack it."""
     by_path: dict[str, list[Artifact]] = {}
     for outcome in outcomes:
         for item in outcome.artifacts:

@@ -70,10 +70,7 @@ def json_schema(document: Document) -> Schema:
 
 
 def _report_types(**values: Any) -> dict[str, Schema]:
-    """Map the name of each type in report.json to its schema.
-
-    `values`: further types to include, by the names of their schemas.
-    """
+    """Map the name of each type in report.json, and of the further types `values`, to its schema."""
     types = _types(report=report_json.StoredReport, **values)
     types["Finding"]["properties"]["code"]["enum"] = [str(cause) for cause in Cause]
     types["Finding"]["properties"]["confidence"]["enum"] = list(CONFIDENCE_VALUES)
@@ -227,10 +224,7 @@ def _document_schema(document: Document, title: str, schema: int, types: dict[st
 
 
 def _used_types(node: Any, types: dict[str, Schema], names: frozenset[str] = frozenset()) -> frozenset[str]:
-    """Return the names of all types that a schema uses, directly or indirectly.
-
-    `names`: the names that were found before, which are included in the result.
-    """
+    """Return the names of all types that a schema uses, directly or indirectly, and the `names` found before."""
     if isinstance(node, dict):
         name = str(node.get("$ref", "")).rpartition("/")[2]
         if name and name not in names:

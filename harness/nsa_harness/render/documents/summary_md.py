@@ -29,19 +29,13 @@ from nsa_harness.texts import words
 def summary_md(
     report: Report, playbook: Playbook, claim: LedgerLine | None = None, why: WhyReport | None = None
 ) -> str:
-    """Return SUMMARY.md as text.
-
-    Equal reports give equal texts.
-    """
+    """Return SUMMARY.md as text. Equal reports give equal texts."""
     report, claim, why = escaped((report, claim, why))
     return "\n".join(_section_lines(report_sections(report, playbook, claim=claim, why=why))) + "\n"
 
 
 def proof_link(path: str) -> str:
-    """Return a Markdown link to a file in the run directory.
-
-    A path that leads out of the run directory becomes code instead.
-    """
+    """Return a Markdown link to a file in the run directory, or code if the path leads out of it."""
     target = link_target(path)
     return markdown_link(path, target) if target else markdown_code(path)
 

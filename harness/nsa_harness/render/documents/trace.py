@@ -90,10 +90,7 @@ _CollectiveSlices = dict[tuple[str, int], list[tuple[float, _Event]]]
 
 
 def _rank_events(rank: RankEvidence, lanes: _Lanes, limit: int, slices: _CollectiveSlices) -> Iterator[_Event]:
-    """Yield the trace events of one rank, and add its collectives to `slices`.
-
-    `limit`: how many calls and how many collectives to include at most. The latest ones are kept.
-    """
+    """Yield the trace events of one rank, with at most `limit` calls, and add its collectives to `slices`."""
     if rank.exception is not None and rank.exception.at_s is not None:
         yield _instant(f"raised {rank.exception.type}", rank.exception.at_s, lanes, {"message": rank.exception.message})
     if rank.exit is not None:
@@ -149,10 +146,7 @@ def _event_name(event: ProgressEvent) -> str:
 
 
 def _thread(tid: int | None, status_file: StatusFile, lanes: _Lanes) -> _Event:
-    """Return the keys "pid" and "tid" for an event on a thread of the program.
-
-    `tid`: the ID of the thread, or None for the training thread.
-    """
+    """Return the keys "pid" and "tid" for an event on the thread `tid`, or on the training thread if it is None."""
     event = status_file.latest_training_event
     training_tid = event.tid if event else status_file.pid
     return lanes.at("training thread" if tid in (None, training_tid) else f"thread {tid}")
@@ -186,10 +180,7 @@ def _collective(collective: Collective, at_s: float, call: Call | None, lanes: _
 
 
 def _arrows(slices: _CollectiveSlices) -> Iterator[_Event]:
-    """Yield arrows that connect the same collective on different ranks.
-
-    Two collectives are the same if their process group and number are equal, even if their operations differ.
-    """
+    """Yield arrows that connect the collectives of different ranks with the same group and number."""
     several = ((key, sorted(ranks, key=lambda rank: rank[0])) for key, ranks in slices.items() if len(ranks) > 1)
     for number, ((group, seq), members) in enumerate(several, 1):
         for index, (_, slice_) in enumerate(members):
@@ -227,10 +218,7 @@ def _run_events(evidence: Evidence, outcome: Outcome) -> Iterator[_Event]:
 
 
 def _slice(name: str, began_s: float, ended_s: float | None, where: _Event, kind: str, args: _Event) -> _Event:
-    """Return a trace slice. If `ended_s` is None, the slice is unfinished.
-
-    `where`: the keys "pid" and "tid". `kind`: the category of the event in the trace.
-    """
+    """Return a trace slice of the category `kind` on the thread `where`, unfinished if `ended_s` is None."""
     start = {"name": name, "ts": _us(began_s), "cat": kind, **where}
     if ended_s is None:
         return {**start, "ph": "B", "args": {**_without_empty(args), "unfinished": True}}

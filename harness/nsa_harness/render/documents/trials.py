@@ -1,8 +1,4 @@
-"""The parts of a report that answer a claim, a verification or `why`, and the trials as runs of a report.
-
-The runs of a bisection, a claim or a verification are trials: each of them counts, and none is expected to pass or to
-fail.
-"""
+"""The parts of a report on a claim, a verification or `why`, whose runs are trials: none is expected to pass."""
 
 from __future__ import annotations
 

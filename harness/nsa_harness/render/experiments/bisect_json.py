@@ -182,10 +182,7 @@ def bisect_json(report: BisectReport) -> str:
 
 
 def from_json(text: str, where: str = "bisect.json") -> BisectReport:
-    """Parse the contents of a bisect.json file. Raise StoredRunError if they are invalid.
-
-    `where`: the name of the file, for error messages.
-    """
+    """Parse bisect.json. Raise StoredRunError, which names the file as `where`, if it is invalid."""
     try:
         items = len(json.loads(text)["detail"]["subject"]["items"])
         record = type_adapter(SearchRecord).validate_json(text, strict=True, context={"items": items})
@@ -310,10 +307,7 @@ def _bounds(report: BisectReport) -> Bounds:
 
 
 def _items_of(subject: Subject, places: Subset) -> tuple[Any, ...]:
-    """Return the items whose indices are in `places`.
-
-    For an ordered subject, return only the largest one, or the known-good value if there are no indices.
-    """
+    """Return the items at `places`, or for an ordered subject only the largest one or the known-good value."""
     if subject.ordered:
         return (subject.items[max(places)] if places else subject.good,)
     return tuple(subject.items[place] for place in sorted(places))

@@ -29,10 +29,7 @@ _OMITTED = (
 
 
 def bisect_md(report: BisectReport, stacks: Mapping[str, str] | None = None) -> str:
-    """Return BISECT.md as text.
-
-    `stacks`: the contents of the stack files of the last failing and the last passing test run, by file name.
-    """
+    """Return BISECT.md. `stacks`: stack files of the last failing and the last passing test run, by file name."""
     report = escaped(report)
     probe_rows, facts = tuple(rows(report)), tuple(bisect_words.facts(report))
     sections = (

@@ -1,8 +1,4 @@
-"""The terminal output of `nsa-harness claim`, and for the verification of a fix.
-
-The output consists of a header, one line per trial, the answer, and the ledger of earlier claims. The functions return
-lines of text, and `TrialScreen` prints them while trials run.
-"""
+"""The terminal output of `nsa-harness claim`, and for the verification of a fix."""
 
 from __future__ import annotations
 
@@ -82,18 +78,12 @@ def left_text(report: ClaimReport) -> str:
 
 
 def progress_text(report: ClaimReport, side: int) -> str:
-    """Return a status message, such as "run 4, with it; at most 9 more pairs, 2 min".
-
-    `side`: the index of the trial's side in `SIDES`.
-    """
+    """Return a status message, such as "run 4, with it; at most 9 more pairs, 2 min"."""
     return f"run {len(report.trials) + 1}, {SIDES[side]}; {left_text(report)}"
 
 
 def answer_lines(report: ClaimReport, run_dir: Path, ledger: Path | None, width: int) -> Iterator[str]:
-    """Yield the lines that report the result of a claim test.
-
-    `ledger`: the file to which the result was added, or None.
-    """
+    """Yield the lines that report the result of a claim test, and the `ledger` to which it was added, if any."""
     report = escaped(report)
     assert report.conclusion is not None
     conclusion = report.conclusion
@@ -137,10 +127,7 @@ def order_text(report: ClaimReport) -> str:
 
 
 def count_text(side_count: FailureCount, confidence: float) -> str:
-    """Return the number of failures on one side of a claim, with a confidence interval.
-
-    Example: "failed 4 of 30 (4 % to 31 %): 3 HANG · deadlock, 1 FAIL · raised".
-    """
+    """Return a text such as "failed 4 of 30 (4 % to 31 %): 3 HANG · deadlock, 1 FAIL · raised"."""
     low, high = side_count.interval(confidence)
     unjudged_text = f"; {words.plural(side_count.unjudged, 'run')} not judged" if side_count.unjudged else ""
     ends = ", ".join(f"{often} {end}" for end, often in side_count.ends.items())
@@ -148,10 +135,7 @@ def count_text(side_count: FailureCount, confidence: float) -> str:
 
 
 def fixed_text(report: ClaimReport) -> str:
-    """Return a phrase that says whether the change has fixed the failure, and why.
-
-    A failure that has only become rarer is not fixed. Return "" if the runs without the change never failed.
-    """
+    """Return whether the change has fixed the failure, not only made it rarer, and why, or "" if it never failed."""
     first, second = report.counts
     confidence = report.terms.confidence
     is_fixed = fix_status(first, second, confidence)
@@ -192,10 +176,7 @@ def _passes(number: int) -> str:
 
 
 def effect_text(effect: Effect) -> str:
-    """Return a phrase that says how the change affects one quantity.
-
-    Example: "1.2 s (3 passes) without it, 1.5 s (3 passes) with it: +25 %".
-    """
+    """Return a text such as "1.2 s (3 passes) without it, 1.5 s (3 passes) with it: +25 %"."""
     first, second = (_spread(effect, spread) for spread in (effect.first, effect.second))
     change = effect.change
     change_text = "" if change is None else f": {change:+.0%}".replace("%", " %")
@@ -223,10 +204,7 @@ def percent(value: float) -> str:
 
 
 def plan_lines(report: ClaimReport, commands: Sequence[str], pair_s: float | None, width: int) -> Iterator[str]:
-    """Yield the output of `claim --dry-run`.
-
-    `pair_s`: the seconds that one run of each side takes together, or None if unknown.
-    """
+    """Yield the output of `claim --dry-run`. `pair_s`: the seconds for one run of each side, if known."""
     yield from header_lines(report, width)
     for name, text in zip(SIDES, commands, strict=True):
         yield from command(name, escape(text), width, _LABEL)

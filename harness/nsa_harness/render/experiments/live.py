@@ -42,10 +42,7 @@ class ExperimentScreen(Listener):
         live: bool = True,
         clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Prepare the output without writing anything.
-
-        `live`: redraw the status line if the stream supports it.
-        """
+        """Prepare the output without writing anything. `live`: redraw the status line if the stream supports it."""
         self._paint = Paint(stream, os.environ if environ is None else environ, self.styles, live=live)
         self._writer = Writer(stream, self.frame if self._paint.supports_live_view else None)
         self._clock_s = clock_s

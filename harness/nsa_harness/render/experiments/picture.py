@@ -48,10 +48,7 @@ class ProbeText:
     dir: str | None  # relative to the run directory; None: there is none
 
     def signs(self, columns: Sequence[range]) -> list[str]:
-        """Return, for each column, a character that shows whether its items are switched on.
-
-        `columns`: the indices of the items in each column.
-        """
+        """Return, for each column of item indices, a character that shows whether its items are switched on."""
         return [sign([index in self.switched_on for index in column]) for column in columns]
 
     @property
@@ -70,10 +67,7 @@ def rows(report: BisectReport) -> Iterator[ProbeText]:
 
 
 def row(report: BisectReport, probe: ProbeReport, following: NextProbe | None) -> ProbeText:
-    """Return the table row for a test run.
-
-    `following`: the next test run or round, which shows what this one left open, or None if unknown.
-    """
+    """Return the table row for a test run. `following`, if known, shows what this run left open."""
     subject = report.subject
     step_time = "" if probe.step_s is None else f"{bisect_words.step_time_text(probe.step_s)} a step"
     return ProbeText(
@@ -196,10 +190,7 @@ _TICK = 10  # distance between labels above the columns, if not every column has
 
 @dataclass(frozen=True, kw_only=True)
 class Grid:
-    """A table of test runs for the terminal.
-
-    The column widths are fixed in advance, so that each row can be printed as soon as its run has ended.
-    """
+    """A table of test runs for the terminal. Its column widths are fixed, so each row can be printed at once."""
 
     subject: Subject
     width: int
@@ -357,10 +348,7 @@ class Cell:
 
 @dataclass(frozen=True, kw_only=True)
 class ProbeRow:
-    """The shapes that show one test run on the HTML page.
-
-    `open_x` and `open_width`: where to draw the range of items that were still open before the run.
-    """
+    """The shapes that show one test run, and the range of items still open before it, on the HTML page."""
 
     row: ProbeText
     cells: tuple[Cell, ...]

@@ -97,10 +97,7 @@ _PLANNED_UNITS = {"steps": "step", "ranks": "rank", "nodes": "node"}
 
 
 def planned_text(planned: Mapping[str, int]) -> str:
-    """Return the planned run as text, such as "50000 steps, sequence 4096", or "" if nothing is planned.
-
-    A single node is not mentioned.
-    """
+    """Return the planned run, such as "50000 steps, sequence 4096", or "". A single node is not mentioned."""
     parts = [
         words.plural(value, _PLANNED_UNITS[key]) if key in _PLANNED_UNITS else f"sequence {value}"
         for key, value in planned.items()
@@ -278,11 +275,7 @@ def phase_lines(
     takes_in_all: TimeEstimate,
     width: int,
 ) -> Iterator[str]:
-    """Yield the lines to print at the start of a phase.
-
-    `number` and `of`: the number of the phase from 1, and how many phases there are. `takes_in_all`: the time for all
-    remaining phases.
-    """
+    """Yield the lines at the start of phase `number` of `of`, with its time and that of all remaining phases."""
     yield ""
     about = f"   {escape(phase.about)}" if phase.about else ""
     yield from paragraph(f"{number}/{of}  {phase.name}{about}", width, "", "     ")
@@ -343,10 +336,7 @@ def result_lines(record: ReadinessRecord, run_dir: Path, width: int) -> Iterator
 
 
 class ReadyScreen(Terminal):
-    """The terminal output of a readiness check, with one line per run.
-
-    The command itself prints the lines before and after each phase with `tell`.
-    """
+    """The terminal output of a readiness check, one line per run. The command prints the lines around a phase."""
 
     def on_plan(self, facts: MachineFacts, specs: Sequence[RunSpec | Skip]) -> None:  # noqa: ARG002
         self.expect_runs(sum(isinstance(spec, RunSpec) for spec in specs))

@@ -57,11 +57,7 @@ def plan_lines(
     width: int,
     times_text: str = "",
 ) -> Iterator[str]:
-    """Yield the output of `bisect --dry-run`.
-
-    `parts`: the stages of the search. `cases`: the possible results. `times_text`: from which stored runs the expected
-    times were taken.
-    """
+    """Yield the output of `bisect --dry-run`: the stages, the possible results and their expected times."""
     report, controls = escaped((report, tuple(controls)))
     yield from header_lines(report, width)
     yield from labelled("question", report.subject.question, width, _LABEL)
@@ -95,21 +91,14 @@ def _case_text(case_time: CaseTime, longest: int) -> str:
 def progress_line(
     report: BisectReport, running: Round, elapsed_s: float, width: int, left_s: float | None = None
 ) -> str:
-    """Return the status line of a running bisection.
-
-    Example: "layers [0,12) → [4,8), about 2 probes; 40 s left in all   probe 5, 3.1 s". `running`: the test runs in
-    progress. `left_s`: the expected remaining time of the search, or None if unknown.
-    """
+    """Return a line such as "layers [0,12) → [4,8), about 2 probes; 40 s left in all   probe 5, 3.1 s"."""
     return cropped(
         f"  {escape(_state_text(report, running, left_s))}   {_running_text(report, running, elapsed_s)}", width
     )
 
 
 def waiting_text(waiting: Waiting, since_s: float = 0.0) -> str:
-    """Return the reason why the search still waits for a test run that makes no progress.
-
-    `since_s`: the seconds that have passed since `waiting` was determined.
-    """
+    """Return why the search, `since_s` seconds later, still waits for a test run that makes no progress."""
     quiet = f"no progress for {words.whole_seconds(waiting.no_progress_s + since_s)}"
     if waiting.until_s is None:
         return f"{quiet}: a sleep that ends on its own; limits.deadline_s=60 would limit it"
@@ -212,10 +201,7 @@ class BisectScreen(ExperimentScreen):
             self._print(self._grid.head())
 
     def show_round(self, round_: Round, report: BisectReport, left_s: float | None = None) -> None:
-        """Show in the status line which test runs are being launched.
-
-        `report`: all results so far. `left_s`: the expected remaining time of the search, or None if unknown.
-        """
+        """Show in the status line which test runs are being launched, and the expected remaining time, if known."""
         with self._harmless():
             self._row(round_)
             now_s, running_count = self._clock_s(), len(round_.subsets)
@@ -281,10 +267,7 @@ class BisectScreen(ExperimentScreen):
             self._round = None
 
     def _row(self, following: NextProbe | None) -> None:
-        """Print the row for the latest finished test run, unless it was already printed.
-
-        `following`: the round that comes next, or None if unknown.
-        """
+        """Print the row of the latest finished test run, once. `following`, if known, shows what it left open."""
         pending, self._pending = self._pending, None
         if pending is not None and self._grid is not None:
             probe, report = pending

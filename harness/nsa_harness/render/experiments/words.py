@@ -71,10 +71,7 @@ def count_text(count: int, noun: str) -> str:
 
 
 def range_text(subject: Subject, open_: tuple[int, int]) -> str:
-    """Return a range of items as short text, such as "[4,9)" for layers.
-
-    `open_`: the half-open range of their indices.
-    """
+    """Return a half-open range of indices as short text, such as "[4,9)" for layers."""
     first, stop = open_
     if stop <= first:
         return "none"
@@ -87,10 +84,7 @@ def range_text(subject: Subject, open_: tuple[int, int]) -> str:
 
 
 def value_below(subject: Subject, index: int) -> str:
-    """Return the value that precedes the item at `index`.
-
-    Before the first item, this is the known-good value, with which the program is expected to pass.
-    """
+    """Return the value before the item at `index`. Before the first item, it is the known-good value."""
     if index > 0:
         return subject.label(index - 1)
     return subject.good if isinstance(subject.good, str) else "none" if subject.good is None else f"{subject.good}"
@@ -163,10 +157,7 @@ def certainty_text(answer: SearchAnswer) -> str:
 
 
 def failure_rate_text(report: BisectReport) -> str:
-    """Describe how often a flaky program fails with and without the cause, or return "" if it is not flaky.
-
-    Example: "hangs in 9 of 16 runs (30 % to 80 %) with layer 7, in 0 of 12 (0 % to 26 %) at the good end".
-    """
+    """Return a text such as "hangs in 9 of 16 runs (30 % to 80 %) with layer 7", or "" if it is not flaky."""
     subject, answer = report.subject, report.answer
     if answer.p_bad is None and answer.kind is not AnswerKind.INDEPENDENT:
         return ""
@@ -181,10 +172,7 @@ def failure_rate_text(report: BisectReport) -> str:
 
 
 def count_failures(report: BisectReport, indices: Subset) -> tuple[int, int]:
-    """Return the number of runs with a configuration that failed, and the number that were judged.
-
-    `indices`: the indices of the items that are switched on in this configuration.
-    """
+    """Return how many runs with exactly these items switched on failed, and how many were judged."""
     spans, judged_results = spans_of(indices), (ProbeResult.GOOD, ProbeResult.BAD)
     results = [
         probe.counts_as for probe in report.probes if probe.subset == spans and probe.counts_as in judged_results
@@ -253,10 +241,7 @@ def _needed_text(report: BisectReport) -> str:
 
 
 def _possible_first(report: BisectReport, indices: Sequence[int]) -> str:
-    """Return the end of a sentence about the first failing value, such as "only be 96".
-
-    `indices`: the indices of the values that may be the first, in ascending order.
-    """
+    """Return the end of a sentence about the first failing value, such as "only be 96"."""
     first, *others = [report.subject.label(index) for index in indices]
     if not others:
         return f"only be {first}"
@@ -444,10 +429,7 @@ def step_time_text(step_s: float) -> str:
 
 
 def slow_limit_text(slow_from_s: float, baseline_s: Sequence[float]) -> str:
-    """Return a phrase that says which step times count as slow.
-
-    `baseline_s`: the step times of the runs with the known-good configuration.
-    """
+    """Return which step times count as slow, compared with those of the runs with the good configuration."""
     took = f"{step_time_text(min(baseline_s))} to {step_time_text(max(baseline_s))}"
     runs = words.plural(len(baseline_s), "run")
     return f"a step of {step_time_text(slow_from_s)} or more counts as slow; in {runs} of the good end it takes {took}"
@@ -478,10 +460,7 @@ def place_parts(report: BisectReport) -> tuple[str, ...]:
 
 
 def failing_probe(report: BisectReport) -> ProbeReport | None:
-    """Return the last test run that shows the failure, or None if there is none.
-
-    Test runs that were stopped early are returned only if there are no others, because they have no details.
-    """
+    """Return the last test run that shows the failure, preferably one that was not stopped early, or None."""
     bad = [probe for probe in report.probes if probe.counts_as is ProbeResult.BAD]
     bad = [probe for probe in bad if not probe.early] or bad
     spans = None if report.answer.failing is None else spans_of(report.answer.failing)
@@ -546,11 +525,7 @@ def advice(report: BisectReport) -> str:
 
 
 def _claim(report: BisectReport, subset: Collection[int], counts_as: ProbeResult, verb: str) -> str:
-    """Return a phrase that counts the runs of a configuration with the expected result.
-
-    Example: "with layer 7 it hangs: 3 of 3". `subset`: the indices of the items that are switched on. `counts_as`: the
-    expected result. `verb`: the expected result as a verb.
-    """
+    """Return a count of runs with the expected result, such as "with layer 7 it hangs: 3 of 3"."""
     spans = spans_of(subset)
     probes = [probe for probe in report.probes if probe.subset == spans]
     early = sum(probe.early for probe in probes)

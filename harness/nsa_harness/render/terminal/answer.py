@@ -63,10 +63,7 @@ _WITHOUT_A_SCREEN = _Budget(stacks=8, frames=8, ranks=16, open_questions=8, othe
 
 
 def headline(outcome: Outcome) -> str:
-    """Return the heading for a run.
-
-    Example: "HANG  train   deadlock · likely cause · 7.0 s after the last progress".
-    """
+    """Return a heading such as "HANG  train   deadlock · likely cause · 7.0 s after the last progress"."""
     return f"{words.verdict(outcome)}  {outcome.spec.scenario}   {answer.title(outcome)}"
 
 
@@ -144,11 +141,7 @@ def _stacks(outcome: Outcome, budget: _Budget, width: int) -> Iterator[str]:
 
 
 def ranks_table(outcome: Outcome, max_rows: int, width: int, *, wrap: bool = False) -> Iterator[str]:
-    """Yield the lines of the rank table, with at most `max_rows` rows.
-
-    If rows are left out, those of culprits are kept. `wrap`: wrap the longest cells, so that the table fits the
-    width.
-    """
+    """Yield the rank table with at most `max_rows` rows, always with the culprits. `wrap`: wrap long cells."""
     head, rows, culprits = answer.rank_table(outcome)
     head = (*head, "")
     with_remarks = [(*row, "◀ culprit" if culprit else "") for row, culprit in zip(rows, culprits, strict=True)]

@@ -19,11 +19,7 @@ _GLUE = re.compile(r" (?=[·→] )|(?<=[0-9]) (?=(?:s|min|h|MB|GB|ranks?|steps?|
 
 
 def paragraph(text: str, width: int, first: str = "", rest: str | None = None) -> Iterator[str]:
-    """Yield the text as lines of at most `width` columns.
-
-    `first`: text in front of the first line, such as a label. `rest`: text in front of every other line, by default the
-    same as `first`.
-    """
+    """Yield the text as lines of at most `width` columns that start with `first`, and later with `rest` if given."""
     indent, hanging = first, first if rest is None else rest
     line = ""
     for part in _GLUE.sub("\N{NO-BREAK SPACE}", text).split(" "):
@@ -51,10 +47,7 @@ def labelled(label: str, text: str, width: int, label_width: int = LABEL_WIDTH) 
 
 
 def command(label: str, text: str, width: int, label_width: int = LABEL_WIDTH) -> Iterator[str]:
-    """Yield the lines of a labelled command or path, which is never wrapped so that it can be copied.
-
-    Nothing is yielded if `text` is empty.
-    """
+    """Yield a labelled command or path, never wrapped so that it can be copied, or nothing if `text` is empty."""
     line = f"  {label:<{label_width}}{text}"
     if text and width >= NARROW and cell_len(line) <= width:
         yield line
@@ -93,10 +86,7 @@ def _column_widths(names: Sequence[str], rows: Sequence[Sequence[str]]) -> list[
 
 
 def beside_or_below(row: str, remark: str, width: int, indent: str) -> Iterator[str]:
-    """Yield a row of a table with a remark beside it, or below it if both do not fit.
-
-    `remark` starts with the spaces that separate it from the row.
-    """
+    """Yield a table row with a remark, which begins with spaces, beside it, or below it if both do not fit."""
     if cell_len(row + remark) <= width:
         yield (row + remark).rstrip()
     else:
@@ -116,10 +106,7 @@ def bar(share: float, columns: int) -> str:
 
 
 def padded(text: str, columns: int, *, right: bool = False) -> str:
-    """Return the text padded with spaces to the width `columns`.
-
-    `right`: put the spaces in front of the text.
-    """
+    """Return the text padded with spaces to the width `columns`. `right`: put the spaces in front."""
     space = " " * (columns - cell_len(text))
     return space + text if right else text + space
 

@@ -1,7 +1,4 @@
-"""The lines of the live view, which shows the attempts in progress.
-
-The functions depend only on the state to show and the size of the screen.
-"""
+"""The lines of the live view of the attempts in progress, made from the state and the size of the screen."""
 
 from __future__ import annotations
 
@@ -54,10 +51,7 @@ class View:
 
 
 def view_lines(view: View, width: int, height: int) -> list[str]:
-    """Return the lines of the live view, limited to the size of the screen.
-
-    If there is no room for every rank, the ranks that have made no progress for the longest time are shown.
-    """
+    """Return the live view. If it has no room for all ranks, those that stand still for longest are shown."""
     if not view.running:
         return []
     tail = [*_plan_lines(view, width), *interrupted_lines(view.interrupts, width)][: max(height - 2, 0)]
@@ -79,20 +73,14 @@ def view_lines(view: View, width: int, height: int) -> list[str]:
 
 
 def interrupted_lines(interrupts: int, width: int) -> list[str]:
-    """Return lines that say what happens after Ctrl-C, or [] if it was not pressed.
-
-    `interrupts`: how many signals (SIGINT or SIGTERM) have arrived.
-    """
+    """Return lines that say what happens after `interrupts` signals, or [] if there was none."""
     if interrupts == 0:
         return []
     return [cropped(line, width) for line in paragraph(_ONCE if interrupts == 1 else _TWICE, width, "  ")]
 
 
 def _plan_lines(view: View, width: int) -> Iterator[str]:
-    """Yield lines with the number of planned runs that are done.
-
-    Example: "5 of 12 done · about 2 min left · 4 PASS · 1 HANG · 1 not as expected".
-    """
+    """Yield lines such as "5 of 12 done · about 2 min left · 4 PASS · 1 HANG · 1 not as expected"."""
     final = [attempt for attempt in view.ended if attempt.counts]
     done_count = sum(attempt.status is not Status.SKIP for attempt in final)
     run_count = max(view.run_count, done_count + len(view.running))
@@ -175,10 +163,7 @@ def _columns_that_fit(columns: Sequence[list[str]], gap: str, width: int) -> Seq
 
 
 def _column(cells: Sequence[str], min_width: int) -> list[str]:
-    """Return the cells padded with spaces to the same width.
-
-    The minimum keeps the width of the column the same from frame to frame.
-    """
+    """Return the cells padded to the same width, whose minimum keeps it the same from frame to frame."""
     column_width = max([min_width, *map(cell_len, cells)])
     return [cell + " " * (column_width - cell_len(cell)) for cell in cells]
 

@@ -1,7 +1,4 @@
-"""The lines printed on the terminal for each event of a run.
-
-The functions depend only on the event and the width of the screen.
-"""
+"""The lines printed for each event of a run, which depend only on the event and the width of the terminal."""
 
 from __future__ import annotations
 
@@ -84,10 +81,7 @@ def news_line(attempt: str, phase: str, progress: Progress, width: int) -> Itera
 
 
 def first_snapshot_lines(rows: Sequence[FirstSnapshot], width: int) -> Iterator[str]:
-    """Yield the first stack snapshot of a job as a table.
-
-    Ranks at the same place share a row.
-    """
+    """Yield the first stack snapshot of a job as a table, in which ranks at the same place share a row."""
     rows = escaped(tuple(rows))
     age_s = max((row.age_s for row in rows), default=None)
     yield from paragraph(
@@ -107,10 +101,7 @@ def first_snapshot_lines(rows: Sequence[FirstSnapshot], width: int) -> Iterator[
 
 
 def outcome_lines(outcome: Outcome, width: int, *, verbose: bool = False) -> Iterator[str]:
-    """Yield lines about a run that has ended, with the explanation last.
-
-    `verbose`: yield the evidence above the explanation, unless the verdict is PASS.
-    """
+    """Yield lines about an ended run, its explanation last. `verbose`: with the evidence, unless it passed."""
     if outcome.verdict.status is Status.PASS:
         yield from _pass_lines(escaped(outcome), width)
         return
@@ -253,10 +244,7 @@ _MAX_ADVISED = 3  # if more runs failed, the list does not say what to do about 
 
 
 def done_lines(report: Report, playbook: Playbook, run_dir: Path, width: int) -> Iterator[str]:
-    """Yield the last lines of the output, which name the next commands and the HTML page.
-
-    For several runs, the lines start with the failures, worst first, and the counts of verdicts.
-    """
+    """Yield the last lines: for several runs failures and counts, then the next commands and the HTML page."""
     report = escaped(report)
     if report.interrupted:
         yield from paragraph("Interrupted: only the runs listed here were judged.", width)

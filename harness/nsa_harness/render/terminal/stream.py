@@ -1,7 +1,4 @@
-"""Output to a terminal or file: `Paint` adds colours, and `Writer` writes the text.
-
-Only the thread of the writer writes to the stream, so that a slow or broken terminal does not delay the run.
-"""
+"""Output to a terminal or file: `Paint` adds colours, and `Writer` writes the text in a thread of its own."""
 
 from __future__ import annotations
 
@@ -44,10 +41,7 @@ def _number(text: str | None, default: int) -> int:
 
 
 class Paint:
-    """A painter that adds colours to lines if the output stream supports them.
-
-    `supports_live_view`: whether a live view can be drawn on the stream.
-    """
+    """A painter that adds colours if the stream supports them, and knows whether it supports a live view."""
 
     def __init__(self, stream: TextIO, environ: Mapping[str, str], styles: Styles, *, live: bool = True) -> None:
         """Determine whether the stream supports colours and a live view.
@@ -71,10 +65,7 @@ class Paint:
         return output_size(self._stream, self._environ)
 
     def without_colour(self, line: str) -> str:
-        """Return the line without colours, in characters that the stream can encode.
-
-        This method does not use the console, so a signal handler may call it.
-        """
+        """Return the line without colours, as the stream can encode it. A signal handler may call this method."""
         return ascii_only(line) if self._ascii else line
 
     def colour(self, line: str) -> str:
@@ -120,11 +111,7 @@ class Writer:
     """A thread that writes text to a stream and redraws a live view below it."""
 
     def __init__(self, stream: TextIO, frame: _Frame | None = None) -> None:
-        """Prepare the writer. Its thread is started when the first text is written.
-
-        `frame`: a function that returns the current lines of the live view, which must fit the screen, or None for no
-        live view.
-        """
+        """Prepare the writer. `frame` returns the live view. The thread is started when the first text is written."""
         self._stream = stream
         self._frame = frame
         # A signal handler may put into a SimpleQueue, but not into other queues.
@@ -154,10 +141,7 @@ class Writer:
             everything_written.wait()
 
     def close(self, patience_s: float | None = None) -> None:
-        """Write the queued texts, remove the live view, and end the thread.
-
-        `patience_s`: how many seconds to wait for a terminal that accepts no output, or None to wait without a limit.
-        """
+        """Write the queued texts, remove the live view, and wait for the thread, at most `patience_s` if given."""
         if self._thread is not None:
             self._queue.put(None)
             self._thread.join(patience_s)

@@ -1,7 +1,4 @@
-"""`Terminal`: a listener that prints a run's events for people.
-
-On a terminal it draws a live view; elsewhere it prints plain lines.
-"""
+"""`Terminal`: a listener that prints a run's events for people, with a live view if it can be drawn."""
 
 from __future__ import annotations
 
@@ -113,10 +110,7 @@ class Terminal(Listener):
         self._print(plan_lines(self._version, facts, specs, self._width))
 
     def expect_runs(self, count: int, *, several: bool = True) -> None:
-        """Set the number of runs, from which the remaining time is estimated.
-
-        `several`: print one line per run instead of a full explanation.
-        """
+        """Set the number of runs, for the remaining time. `several`: print one line per run, no explanations."""
         self._run_count, self._several = count, several
 
     def on_launch(self, spec: RunSpec) -> None:
@@ -204,10 +198,7 @@ class Terminal(Listener):
         return self._paint.supports_live_view
 
     def frame(self) -> list[str]:
-        """Return the current lines of the live view. The writer's thread calls this method.
-
-        The elapsed times keep growing while nsa-harness takes snapshots and sends no events.
-        """
+        """Return the lines of the live view, whose times keep growing. The writer's thread calls this method."""
         with self._lock:
             now_s = self._clock_s()
             running = tuple(_add_elapsed(attempt, now_s - updated_s) for attempt, updated_s in self._running.values())
@@ -233,10 +224,7 @@ class Terminal(Listener):
         self._writer.write("".join(f"{self._paint.colour(line)}\n" for line in lines))
 
     def _interruption_text(self) -> str:
-        """Return the lines about Ctrl-C, without colours.
-
-        The signal may have interrupted the console while it was adding colours, so the console cannot be used.
-        """
+        """Return the lines about Ctrl-C, without colours, because the signal may have interrupted the console."""
         lines = interrupted_lines(self._interrupts, _PLAIN_COLUMNS)
         return "".join(f"{self._paint.without_colour(line)}\n" for line in lines)
 

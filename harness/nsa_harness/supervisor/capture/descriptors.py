@@ -1,7 +1,4 @@
-"""Finds the files that a process has open, and the processes for which a waiting thread waits.
-
-Such a process is at the other end of a pipe, or holds a lock.
-"""
+"""Finds the files that a process has open, and the processes for which a waiting thread waits."""
 
 from __future__ import annotations
 
@@ -44,9 +41,7 @@ def open_descriptors(pid: int) -> tuple[str, ...]:
 
 
 def has_readable_descriptors(pid: int) -> bool:
-    """Return whether this user is permitted to read the descriptors of a process. The result is True if it has
-    exited.
-    """
+    """Return whether this user may read the descriptors of a process. The result is True if it has exited."""
     try:
         for name in os.listdir(f"/proc/{pid}/fd")[:1]:
             os.readlink(f"/proc/{pid}/fd/{name}")
@@ -59,10 +54,7 @@ def has_readable_descriptors(pid: int) -> bool:
 
 @dataclass(kw_only=True)
 class HolderSearch:
-    """A search for the processes that hold a resource for which a thread waits, such as a lock or a pipe.
-
-    The open files of all processes on this host are read once, when they are first needed.
-    """
+    """A search for the processes that hold the lock or pipe for which a thread waits. Open files are read only once."""
 
     sockets: SocketTable
     failures: list[str] = field(default_factory=list)
@@ -92,9 +84,7 @@ class HolderSearch:
         return self._processes_at_other_end(pid, task)
 
     def _processes_at_other_end(self, pid: int, task: Task) -> tuple[int, ...] | None:
-        """Return the processes at the other end of the pipe that a thread reads or writes, or None if they are
-        unknown.
-        """
+        """Return the processes at the other end of the pipe that a thread uses, or None if they are unknown."""
         if task.syscall not in _READS | _WRITES | _POLLS:
             return None
         reads = task.syscall in _READS or (task.syscall in _POLLS and _access(pid, task.fd) == "r")
@@ -103,18 +93,14 @@ class HolderSearch:
         return tuple(sorted(pids)) or None if self._is_complete else None
 
     def _fifo_holders(self, task: Task) -> tuple[int, ...] | None:
-        """Return the processes that have opened the FIFO that a thread is trying to open, or None if they are
-        unknown.
-        """
+        """Return the processes that have opened the FIFO that a thread tries to open, or None if they are unknown."""
         if task.wchan not in _FIFO_OPENS:
             return None
         pids = {holder for holder, _ in self._all_open_files().get(task.target, ())}
         return tuple(sorted(pids)) if self._is_complete else None
 
     def _processes_sharing_semaphore(self, pid: int, task: Task) -> tuple[int, ...] | None:
-        """Return the other processes that can release the semaphore for which a thread waits, or None if they are
-        unknown.
-        """
+        """Return the other processes that can release a waiting thread's semaphore, or None if they are unknown."""
         pids = []
         deadline = time.thread_time() + _SEARCH_LIMIT_S
         for other in psutil.pids():
@@ -158,10 +144,7 @@ class HolderSearch:
 
 
 def lock_holders(table: str, waiter: int) -> tuple[int, ...]:
-    """Return the processes that hold a file lock for which the process `waiter` is waiting.
-
-    `table` is the text of /proc/locks.
-    """
+    """Return the processes that hold a file lock for which `waiter` waits, according to the text of /proc/locks."""
     lines = [(number, bool(is_blocked), int(pid)) for number, is_blocked, pid in _LOCK_LINE.findall(table)]
     numbers = {number for number, is_blocked, pid in lines if is_blocked and pid == waiter}
     return tuple(sorted({pid for number, is_blocked, pid in lines if number in numbers and not is_blocked and pid > 0}))
@@ -236,20 +219,14 @@ _TCP_INFO_BIT = 1 << 1  # requests tcp_info; bit number INET_DIAG_INFO - 1
 
 @dataclass(kw_only=True)
 class SocketTable:
-    """A reader of this host's TCP sockets.
-
-    Each network namespace is read once, when it is first needed.
-    """
+    """A reader of this host's TCP sockets. Each network namespace is read once, when it is first needed."""
 
     owners: Mapping[int, tuple[int | None, int]]  # socket inode -> (rank, pid) of the run's process that has it open
     failures: list[str] = field(default_factory=list)
     _tables: dict[str, tuple[dict[int, Socket], dict[int, int]]] = field(default_factory=dict)
 
     def sockets_of(self, pid: int, socket_inodes: Iterable[int]) -> tuple[Socket, ...]:
-        """Return the TCP sockets of a process, given the inodes of its sockets.
-
-        At most _MAX_SOCKETS are returned. Sockets with data in flight come first.
-        """
+        """Return at most _MAX_SOCKETS TCP sockets of a process, with those that have data in flight first."""
         table, ends = self._table(pid)
         own_sockets = sorted(
             (self._with_owner(table[inode], ends) for inode in set(socket_inodes) & table.keys()), key=_sort_key
@@ -287,10 +264,7 @@ class SocketTable:
 
 
 def socket_owners(processes: Iterable[tuple[int | None, Process]]) -> dict[int, tuple[int | None, int]]:
-    """Map the inode of each open socket to the rank and pid of the process that owns the socket.
-
-    If several processes share a socket, the first of them owns it.
-    """
+    """Map the inode of each open socket to the rank and pid of the first process that owns the socket."""
     owners: dict[int, tuple[int | None, int]] = {}
     for rank, process in processes:
         for inode in socket_inodes(process.open_ends):

@@ -25,10 +25,7 @@ _MAX_KILLED = 16
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryWatch:
-    """The state of the memory when a run was launched, kept to find out later what has changed.
-
-    The run is in the same control groups as this process.
-    """
+    """The state of the memory when a run was launched, kept to find out later what has changed."""
 
     # CLOCK_MONOTONIC, which is also the clock of the kernel's log unless the machine was suspended.
     started_ns: int = field(default_factory=time.monotonic_ns)
@@ -78,10 +75,7 @@ _GPU_LIMIT_S = 2.5  # time limit for both queries together
 
 
 def gpu_state(tool: str = "nvidia-smi") -> tuple[Gpu, ...]:
-    """Return the state of every GPU of the node.
-
-    Raise CommandFailed if nvidia-smi fails, and ValueError if its output has an unknown format.
-    """
+    """Return the state of every GPU of the node. Raise CommandFailed or ValueError if nvidia-smi gives none."""
     deadline = time.monotonic() + _GPU_LIMIT_S
     table = _query_gpus(tool, "gpu", GPU_FIELDS, deadline)
     return parse_gpus(table, _query_gpus(tool, "compute-apps", PROCESS_FIELDS, deadline))
@@ -109,10 +103,7 @@ class GroupMemory:
 
 
 def is_frozen(pid: int, root: Path = ROOT, proc: Path = Path("/proc")) -> bool:
-    """Return whether the process is frozen by its control group (cgroup).
-
-    A frozen process receives no signals. Its state is D or S.
-    """
+    """Return whether the process is frozen by its control group. A frozen process receives no signals."""
     return any(
         kernel_text(group / "freezer.state") == "FROZEN" or _counter(group / "cgroup.events", "frozen")
         for group in control_groups(pid, "freezer", root, proc)

@@ -58,10 +58,7 @@ def read_stat(pid: int, tid: int | None = None) -> Stat | None:
 
 
 def exit_status(pid: int) -> int | None:
-    """Return the exit code of a zombie process, or the number of the signal that killed it as a negative number.
-
-    Return None for any other process.
-    """
+    """Return the exit code of a zombie, or minus the signal that killed it. Return None for any other process."""
     head, _, tail = kernel_text(f"/proc/{pid}/stat").rpartition(") ")
     fields = tail.split()
     return os.waitstatus_to_exitcode(int(fields[49])) if head and fields[0] in "ZX" and len(fields) > 49 else None
@@ -145,10 +142,7 @@ _Clocks = dict[int, float | None]  # CPU number -> its scheduler clock, which is
 
 
 def idle_s(pid: int, tid: int, clocks: _Clocks | None = None) -> float | None:
-    """Return the seconds since the thread last ran on a CPU core, or None if this is unknown.
-
-    `clocks` is a cache that calls for several threads can share.
-    """
+    """Return the seconds since the thread last ran, or None if unknown. Several calls can share the cache `clocks`."""
     last_run_s, stat = _last_run_s(f"/proc/{pid}/task/{tid}/sched"), read_stat(pid, tid)
     if last_run_s is None or stat is None:
         return None
@@ -180,20 +174,14 @@ def _last_run_s(path: str) -> float | None:
 
 
 def program_idle_s(pid: int) -> float:
-    """Return the seconds since any thread of the program last ran, or 0 if this is unknown.
-
-    Threads of PyTorch's libraries are ignored.
-    """
+    """Return the seconds since a thread of the program last ran, without PyTorch's own threads, or 0 if unknown."""
     clocks: _Clocks = {}
     idle = [idle_s(pid, task.tid, clocks) for task in _tasks(pid, 0) if not is_library(task)]
     return min((0.0 if seconds is None else seconds for seconds in idle), default=0.0)
 
 
 def read_process(pid: int, origin_ns: int, *, tasks: bool = True) -> Process | None:
-    """Return the state of a process, or None if it no longer exists.
-
-    Times are relative to `origin_ns`. `tasks`: also read its threads, open files and tracer.
-    """
+    """Return the state of a process, or None if it is gone. `tasks`: also read its threads, files and tracer."""
     stat = read_stat(pid)
     if stat is None:
         return None

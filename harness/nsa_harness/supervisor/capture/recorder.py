@@ -31,10 +31,7 @@ _CHUNK = 1 << 16
 
 
 def query_flight_recorder(probe_dir: Path, pid: int, limit_s: float = LIMIT_S) -> str:
-    """Return the flight recorder dump of a process as JSON text.
-
-    It is requested from the worker server that the probe started. Raise the same exceptions as `query`.
-    """
+    """Return the flight recorder dump of a process as JSON text, from the worker server that the probe started."""
     return query(probe_dir / protocol.SOCKET.format(pid=pid), protocol.FLIGHT_HANDLER, limit_s=limit_s).decode(
         "utf-8", "replace"
     )

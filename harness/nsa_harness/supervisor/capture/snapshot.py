@@ -1,7 +1,4 @@
-"""Takes snapshots of all ranks: kernel state, stacks, status files and flight recorders.
-
-Each source has a time limit, and every failure is recorded as trouble.
-"""
+"""Takes snapshots of all ranks: kernel state, stacks, status files and flight recorders."""
 
 from __future__ import annotations
 
@@ -48,10 +45,7 @@ from nsa_harness.supervisor.storage.sources import text_as_launched
 
 
 def snapshot_text(snapshot: RankSnapshot) -> Iterator[str]:
-    """Yield the lines of a human-readable text that shows one rank's snapshot.
-
-    They show its state and what it waits for, then the stack of each Python thread, innermost frame first.
-    """
+    """Yield the lines of a readable text about one rank: its state, what it waits for, and its Python stacks."""
     process = snapshot.process
     yield f"rank {snapshot.rank}   pid {snapshot.pid}   {process.command if process else 'gone'}"
     if process:
@@ -161,9 +155,7 @@ class StackSampler:
             return Snapshot(number=number, at_s=at_s, ranks=snapshots, gpus=gpus.result())
 
     def read_status_file(self, pid: int, latest_calls: int = protocol.CALLS) -> StatusFile | None:
-        """Return the status file of a process with its latest `latest_calls` calls, or None if there is no status
-        file.
-        """
+        """Return the status file of a process with its latest `latest_calls` calls, or None if it has none."""
         try:
             data = (self.probe_dir / protocol.STATUS_FILE.format(pid=pid)).read_bytes()
             return parse_board(data, self.origin_ns, latest_calls)
@@ -183,9 +175,7 @@ class StackSampler:
         writes_dumps: bool,
         prefers_heartbeat: bool,
     ) -> Callable[[int], RankSnapshot]:
-        """Start all queries about one rank. Return a function that waits for the results and returns them as a
-        snapshot.
-        """
+        """Start all queries about one rank. Return a function that waits for them and returns the snapshot."""
         process, status_file = tree.processes.get(rank), self.read_status_file(pid)
         children = tree.children.get(rank, ())
         limit_factor = max(1.0, sum(1 for _ in tree.all_processes) / _QUERIES_AT_FULL_SPEED, _load_factor())
@@ -376,10 +366,7 @@ class StackSampler:
             return ()
 
     def _flight(self, rank: int, pid: int, *, is_needed: bool, prefers_heartbeat: bool) -> _FlightResult:
-        """Return the collectives in a rank's flight recorder.
-
-        A rank that is starting or exiting does not respond, which counts as trouble only if the recorder `is_needed`.
-        """
+        """Return a rank's recorded collectives. A rank that does not answer is trouble only if `is_needed`."""
         sources = (
             (self._from_heartbeat, self._from_worker_server)
             if prefers_heartbeat
@@ -421,9 +408,7 @@ class StackSampler:
         return self.probe_dir / protocol.FLIGHT.format(pid=pid)
 
     def _from_heartbeat(self, pid: int) -> str | None:
-        """Make the rank's heartbeat thread store a flight recorder dump. Return an error message, or None on
-        success.
-        """
+        """Make the rank's heartbeat thread dump the flight recorder. Return an error message, or None on success."""
         path = self.probe_dir / protocol.STATUS_FILE.format(pid=pid)
         with suppress(OSError, ValueError), path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as memory:
             (request,) = protocol.REQUEST.unpack_from(memory, protocol.REQUEST_AT)
@@ -468,17 +453,12 @@ def _load_factor() -> float:
 
 
 def _has_exited(pid: int) -> bool:
-    """Return whether the process has exited. The check takes a moment, because killed processes do not disappear at
-    once.
-    """
+    """Return whether the process has exited, after a moment, because killed processes do not disappear at once."""
     return wait_for(lambda: not procfs.is_alive(pid), _EXIT_S)
 
 
 def with_polling_loops(stacks: Sequence[Stack], process: Process, origin_ns: int) -> tuple[Stack, ...]:
-    """Return a copy of the stacks that includes the source code of the loop in which each sleeping thread waits.
-
-    The loop is read from the source file, if the file has not changed since the launch.
-    """
+    """Return the stacks with the source code of the loop in which each sleeping thread waits, if it is unchanged."""
     launched_s = time.time() - (time.monotonic_ns() - origin_ns) / 1e9
     asleep = {task.tid for task in process.tasks if task.wakes_at_s is not None}
     return tuple(

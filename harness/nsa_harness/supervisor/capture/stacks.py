@@ -57,10 +57,7 @@ class StackSources:
         self._deadline = time.monotonic() + _TOTAL_S * self.limit_factor
 
     def stacks(self) -> tuple[tuple[Stack, ...], str]:
-        """Return the Python stacks, and the text from which they were parsed.
-
-        Return () and "" if every source failed. The reasons are in `failures`.
-        """
+        """Return the Python stacks and the text from which they were parsed, or () and "" if every source failed."""
         for source in (
             self._nonblocking,
             self._blocking,

@@ -54,10 +54,7 @@ _P_ALL, _P_PID = 0, 1
 
 
 def with_system_call(task: Task, pid: int, origin_ns: int) -> Task:
-    """Return a copy of the thread that includes its current system call.
-
-    Times are relative to `origin_ns`.
-    """
+    """Return a copy of the thread with its current system call. Times are relative to `origin_ns`."""
     name, arguments = _syscall(pid, task.tid)
     has_timeout, wakes_at_s = _timeout(pid, name, arguments, origin_ns)
     fd = _descriptor(pid, name, arguments)
@@ -104,10 +101,7 @@ def descriptor_target(pid: int, fd: int | None) -> str:
 
 
 def _syscall(pid: int, tid: int) -> tuple[str, tuple[int, ...]]:
-    """Return the name and the arguments of a thread's current system call.
-
-    The name is "running" if the thread is not in a call, and "" if the call is unreadable.
-    """
+    """Return the name and arguments of a thread's system call: "running" outside of calls, "" if unreadable."""
     text = kernel_text(f"/proc/{pid}/task/{tid}/syscall")
     if not text or text == "running":
         return text, ()

@@ -54,19 +54,13 @@ _SESSION_VARIABLE = re.compile(
 
 
 def changed_entries(before: CacheKey, after: CacheKey) -> tuple[str, ...]:
-    """Return the names of the entries that differ between two cache keys.
-
-    If there are none, the results of finished launches are still valid.
-    """
+    """Return the names of the differing entries. If there are none, results of finished launches are still valid."""
     names = [name for name in {**before, **after} if PROGRAM_OUTPUT not in (before.get(name), after.get(name))]
     return tuple(name for name in names if before.get(name) != after.get(name) or before.get(name) == _UNKNOWN)
 
 
 def mark_outputs(before: CacheKey, after: CacheKey) -> dict[str, str]:
-    """Return the cache key `before`, with every file that has changed in `after` marked as an output of the program.
-
-    It is called after the first run of the program, because later runs will change these files too.
-    """
+    """Return the cache key `before`, with every file that has changed in `after` marked as an output of the program."""
     return {**before, **dict.fromkeys(changed_entries(before, after), PROGRAM_OUTPUT)}
 
 
@@ -112,11 +106,7 @@ print(json.dumps({"version": platform.python_version(), "packages": packages, "f
 
 
 def query_interpreter(python: str | None, environment: Mapping[str, str]) -> Interpreter:
-    """Ask a Python interpreter for its version, packages and source directories.
-
-    `python` is its path, or None for the interpreter that runs nsa-harness. If it does not respond, the entries are
-    unknown.
-    """
+    """Return the version, packages and source directories of an interpreter, unknown if it does not respond."""
     try:
         process = subprocess.run(
             [python or sys.executable, "-c", _INTERPRETER_SCRIPT], env=dict(environment), stdin=subprocess.DEVNULL,
@@ -137,10 +127,7 @@ def query_interpreter_of(specs: Sequence[RunSpec]) -> Interpreter:
 
 
 def variable_entries(spec: RunSpec) -> dict[str, str]:
-    """Return the environment variables of a launch as entries of the cache key.
-
-    Variables of the terminal session are left out.
-    """
+    """Return the variables of a launch as entries of the cache key, without those of the terminal session."""
     inherited = {
         name: value for name, value in shared_environment(spec).items() if not _SESSION_VARIABLE.fullmatch(name)
     }
@@ -382,10 +369,7 @@ def _relative_name(path: Path, working_dir: Path) -> str:
 
 
 def names_with_verb(names: Collection[str]) -> str:
-    """Return a short list of names followed by "has" or "have".
-
-    Examples are "helper.py has" and "helper.py, model.py, config.yaml and 3 more have".
-    """
+    """Return a short list of names and a verb, such as "helper.py, model.py, config.yaml and 3 more have"."""
     # If a file changes, the launch changes too, so the launch is only named if nothing else changed.
     shown_names = [name for name in names if name != LAUNCH_ENTRY] or list(names)
     more = len(shown_names) - _MAX_NAMES

@@ -1,7 +1,4 @@
-"""Creates the configurations between the known-good and the known-bad configuration of a bisection.
-
-They are commits, mixed config files and mixed environments.
-"""
+"""Creates the configurations between both ends of a bisection: commits, mixed config files and environments."""
 
 from __future__ import annotations
 
@@ -38,10 +35,7 @@ class CannotMixError(HarnessError):
 
 @dataclass(frozen=True, kw_only=True)
 class DifferentKey:
-    """A key with different values in the good and the bad config file of a bisection.
-
-    A value is None if the file lacks the key or sets it to null.
-    """
+    """A key with different values in two config files. A value is None if the file lacks the key or sets it to null."""
 
     path: tuple[str, ...]
     good: Plain
@@ -53,10 +47,7 @@ class DifferentKey:
 
 
 def different_keys(good: Path, bad: Path) -> tuple[DifferentKey, ...]:
-    """Return the keys that have different values in two config files, in the order of the good file.
-
-    A list counts as one value. Raise UsageError if a file is not a map.
-    """
+    """Return the keys whose values differ in two config files. Raise UsageError if a file is not a map."""
     good_config, bad_config = (_read_config(path) for path in (good, bad))
     return tuple(
         DifferentKey(
@@ -178,11 +169,7 @@ print(json.dumps(found))
 
 
 def read_environment(path: Path) -> Environment:
-    """Read an environment from a virtual environment or a text file.
-
-    The lines of a file are NAME=VALUE or name==version. Raise UsageError if the path cannot be read, or if lines have
-    another form; the error lists these lines.
-    """
+    """Read a virtual environment, or a file of NAME=VALUE or name==version lines. Raise UsageError if that fails."""
     if path.is_dir():
         python = path / "bin" / "python"
         if not python.exists():
@@ -232,10 +219,7 @@ def _normalize(name: str) -> str:
 
 @cache
 def installed_packages(python: str) -> Mapping[str, tuple[str, tuple[str, ...]]]:
-    """Return the version and the top-level modules of each package that an interpreter has installed.
-
-    The keys are normalized names. Raise UsageError if `python` is not a working interpreter.
-    """
+    """Map the normalized name of each installed package to its version and modules. Raise UsageError if that fails."""
     try:
         process = subprocess.run(
             [python, "-c", _PACKAGES_SCRIPT], capture_output=True, text=True, timeout=60.0, check=True
@@ -252,10 +236,7 @@ _PIP = ("-m", "pip", "install", "--no-deps", "--no-input", "--disable-pip-versio
 
 @dataclass(kw_only=True)
 class Mixtures:
-    """The directory in which a bisection stores its mixed configurations.
-
-    The user's own environments are never changed.
-    """
+    """The directory for a bisection's mixed configurations. The user's own environments are never changed."""
 
     home: Path
     _pip_errors: dict[str, str] = field(default_factory=dict)
@@ -306,9 +287,7 @@ class Mixtures:
         raise CannotMixError(self._pip_errors[requirement])
 
     def _without_package(self, name: str, modules: Collection[str], others: Collection[str]) -> Path:
-        """Return a directory for PYTHONPATH that makes a package impossible to import. Raise CannotMixError if none
-        can.
-        """
+        """Return a directory for PYTHONPATH that hides a package. Raise CannotMixError if it cannot be hidden."""
         shared_module = next((module for module in modules if module in others), None)
         if shared_module is not None or not modules:
             why = (
@@ -376,20 +355,14 @@ class Commit:
 
 @dataclass(frozen=True, kw_only=True)
 class CommitRange:
-    """The commits that a bisection covers, ordered from the good commit to the bad one.
-
-    `later` contains the successors of the good commit, oldest first.
-    """
+    """The commits of a bisection. `later` contains the successors of the good commit, oldest first."""
 
     good: str
     later: tuple[Commit, ...]
 
 
 def commits_between(inside: Path, good: str, bad: str) -> CommitRange:
-    """Return the commits from `good` to `bad`, following only first parents.
-
-    Raise UsageError if a name is not a commit, or if `good` is not an ancestor of `bad`.
-    """
+    """Return the commits from `good` to `bad` along first parents. Raise UsageError if there is no such path."""
     shas = [commit_of(inside, name) for name in (good, bad)]
     if _git(inside, "merge-base", "--is-ancestor", *shas).returncode != 0:
         raise UsageError(f"--commits: {good} is not an ancestor of {bad}; name the older, good commit first")
@@ -414,10 +387,7 @@ git -C "$1" worktree prune
 
 @dataclass(kw_only=True)
 class Worktrees:
-    """Git worktrees for the commits of an experiment. The user's own checkout is not changed.
-
-    `close` removes them. If nsa-harness is killed first, a separate process removes them.
-    """
+    """Git worktrees for an experiment's commits. `close` removes them, or a separate process if this one is killed."""
 
     repository: Path  # any directory in the repository
     home: Path  # contains only worktrees of this experiment, in one directory per session
@@ -430,10 +400,7 @@ class Worktrees:
         self._session_dir = self.home / secrets.token_hex(4)
 
     def checkout(self, sha: str) -> Path:
-        """Check out a commit in a worktree, and return its directory.
-
-        This is the directory that corresponds to `repository`. Raise UsageError if the commit does not contain it.
-        """
+        """Check out a commit, and return the directory that corresponds to `repository`, or raise UsageError."""
         if sha not in self.checkouts:
             self._remover = self._remover or self._start_remover(self._session_dir)
             path = self._session_dir / sha

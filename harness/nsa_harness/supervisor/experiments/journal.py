@@ -77,10 +77,7 @@ class SearchDirectory:
         self.run.directory.write(self.state_file, json.dumps(asdict(redacted_state), indent=1) + "\n")
 
     def ignore_program_outputs(self) -> None:
-        """Exclude the files that the program itself writes from the check for changed files.
-
-        They are the files that changed during the first test run.
-        """
+        """Exclude the files that changed during the first test run from the check for changed files."""
         before = self.state.premises
         self.write(premises=mark_outputs(before, {**before, **self.file_entries()}))
 
@@ -102,10 +99,7 @@ class Journal:
             self._waiting[probe.subset, probe.in_full].append(probe)
 
     def take(self, subset: Subset, *, in_full: bool) -> ProbeReport | None:
-        """Return the next unused test run stored for the configuration `subset`, or None if none is left.
-
-        `in_full`: whether it must have run under torchrun with the full time limits.
-        """
+        """Return the next unused stored test run of `subset`, or None. `in_full`: under torchrun with full limits."""
         waiting = self._waiting[spans_of(subset), in_full]
         return waiting.pop(0) if waiting else None
 

@@ -67,11 +67,7 @@ class Templates:
         return bool(self.args or self.env)
 
     def checked_for(self, subject: Subject) -> Templates:
-        """Check that these templates fit the subject of a bisection, and return those that can be used.
-
-        Raise UsageError if there is no template, or if a template has no placeholder or one that is not allowed for the
-        subject.
-        """
+        """Return those templates that can be used for the subject. Raise UsageError if one does not fit it."""
         if not self and not subject.is_declared:
             raise UsageError(
                 f"{subject.key}: how does the program get the value? Add --arg TEXT or --env-arg NAME=TEXT"
@@ -111,10 +107,7 @@ class Templates:
         )
 
     def fill(self, subject: Subject, subset: Collection[int], file: str = "") -> Templates:
-        """Return the templates with their placeholders filled in for `subset`, a subset of the items.
-
-        `file` is the path of the config file for the subset.
-        """
+        """Return the templates filled in for `subset`. `file` is the path of its config file."""
         if not self:
             return self
         value = file if subject.form is SubjectForm.FILE else subject.config(subset)[subject.key]
@@ -128,10 +121,7 @@ class Templates:
 
 @dataclass(kw_only=True)
 class Launches:
-    """Creates the launch and the command line for each configuration of a bisection.
-
-    A configuration is given by the subset of the items that are taken from the bad end.
-    """
+    """Creates the launch and the command line for the subset of items that a configuration takes from the bad end."""
 
     request: BisectRequest
     facts: MachineFacts
@@ -171,9 +161,7 @@ class Launches:
         return self.specs[key]
 
     def ends(self) -> list[RunSpec | str]:
-        """Return, for the known-good and the known-bad configuration, the launch or the reason why it cannot be
-        launched.
-        """
+        """Return, for the good and the bad configuration, the launch or the reason why it cannot be launched."""
         return [self.spec_or_reason(subset) for subset in ((), range(len(self.subject.items)))]
 
     def with_learned_limits(self, spec: RunSpec, *, in_full: bool) -> RunSpec:
@@ -190,10 +178,7 @@ class Launches:
         return replace(spec, limits=replace(limits, stall_s=stall_s, open_wait_s=open_wait_s))
 
     def hashes(self, subset: Collection[int]) -> frozenset[str]:
-        """Return the hashes under which earlier runs of the configuration `subset` could be stored.
-
-        They are the hash of the launch and, if a command line can express it, the hash under `nsa-harness run`.
-        """
+        """Return the hashes under which earlier runs of `subset` could be stored, by bisect or by `run`."""
         is_not_typed = self.subject.form in (SubjectForm.COMMIT, SubjectForm.FILE) or self.subject.packages(subset)
         try:
             typed_specs = () if is_not_typed else plan_launches(self._invocation(subset), self.facts).specs
@@ -433,10 +418,7 @@ class EarlierRuns:
 
 
 def find_earlier_runs(launches: Launches, parent: Path, but: str = "") -> EarlierRuns:
-    """Return the stored runs of a bisection's known-good and known-bad configurations, except the run named `but`.
-
-    `parent` is the directory of all runs.
-    """
+    """Return the stored runs of a bisection's good and bad configuration, except the run named `but`."""
     subject = launches.subject
     all_indices = range(len(subject.items))
     bad = [(index,) for index in all_indices] if subject.form is SubjectForm.CHOICE else [tuple(all_indices)]
@@ -489,10 +471,7 @@ def launched_program(request: BisectRequest, launches: Launches) -> LaunchedProg
 
 
 def make_cache_key(request: BisectRequest, launches: Launches, program: LaunchedProgram) -> CacheKey:
-    """Return the cache key of a bisection.
-
-    Finished test runs can be reused only if every entry is unchanged.
-    """
+    """Return the cache key of a bisection. Test runs are reused only if every entry is unchanged."""
     question = request.question
     return {
         **program.file_entries(),

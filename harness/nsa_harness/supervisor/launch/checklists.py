@@ -34,20 +34,14 @@ SHIPPED = "ready/default.readiness.yaml"
 
 @dataclass(frozen=True, kw_only=True)
 class ChecklistFile:
-    """A parsed checklist file.
-
-    Its YAML tree is kept because messages about errors that are found later need the positions in the file.
-    """
+    """A parsed checklist file, with its YAML tree for the positions in later error messages."""
 
     checklist: Checklist
     tree: Node
 
 
 def load_checklist(file: Path | None, working_dir: Path) -> ChecklistFile:
-    """Read a checklist file, or the default checklist if `file` is None.
-
-    Raise ScenarioError, which lists all errors, if the file is invalid.
-    """
+    """Read a checklist file, or the default one if `file` is None. Raise ScenarioError, which lists all errors."""
     document = read_tree(shipped_root() / SHIPPED if file is None else working_dir / file, working_dir)
     mistakes = list(document.mistakes)
     checklist = None
@@ -65,10 +59,7 @@ def load_checklist(file: Path | None, working_dir: Path) -> ChecklistFile:
 
 @dataclass(frozen=True, kw_only=True)
 class PhasePlan:
-    """One phase of a checklist, with its scenarios and launches.
-
-    The phase's settings override the command line, which overrides the scenarios.
-    """
+    """One phase of a checklist. Its settings override the command line, which overrides the scenarios."""
 
     phase: ChecklistPhase
     scenarios: tuple[SelectedScenario, ...]
@@ -81,10 +72,7 @@ class PhasePlan:
         return tuple(item.name for item in self.scenarios)
 
     def launches(self, facts: MachineFacts, folders: Mapping[str, str]) -> tuple[RunSpec | Skip, ...]:
-        """Return the launches of this phase. Raise HarnessError if the checklist contains an error.
-
-        `folders` maps the placeholder of an earlier run to its directory.
-        """
+        """Return the launches of this phase. `folders` has the directories of earlier runs. Raise HarnessError."""
         if self.specs and not any(map(runs_named_in, self.phase.set.values())):
             return self.specs
         overrides = [
@@ -97,11 +85,7 @@ class PhasePlan:
 
 
 def plan_phases(checklist_file: ChecklistFile, invocation: Invocation, facts: MachineFacts) -> tuple[PhasePlan, ...]:
-    """Return the plans of all phases of a checklist.
-
-    The arguments of `invocation` are added to each phase's runs. Raise ScenarioError or UsageError, which lists all
-    errors, if the checklist is invalid.
-    """
+    """Return the plans of all phases, with the arguments of `invocation` added, or raise all mistakes at once."""
     mistakes: list[Mistake] = []
     plans = []
     for number, phase in enumerate(checklist_file.checklist.phases):

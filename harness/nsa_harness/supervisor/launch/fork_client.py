@@ -230,10 +230,7 @@ class _Server:
 
 
 class ForkServer:
-    """The fork servers of one bisection, one per environment and working directory.
-
-    Each server is started when it is first needed. This class is thread-safe.
-    """
+    """The fork servers of one bisection, one per environment and working directory. This class is thread-safe."""
 
     def __init__(self, preload: Sequence[str] = ()) -> None:
         """Create no server yet. `preload`: modules that each server imports, in addition to torch."""
@@ -250,10 +247,7 @@ class ForkServer:
                 server.close()
 
     def with_launcher(self, spec: RunSpec) -> RunSpec:
-        """Return the spec, changed to use a normal launcher if it requests forking but cannot be forked.
-
-        The reason is added as a note. Other specs are returned unchanged.
-        """
+        """Return the spec, with a normal launcher and a note if it requests forking but cannot be forked."""
         if spec.launcher is not Launcher.FORK:
             return spec
         reason = unforkable_reason(spec)
@@ -268,10 +262,7 @@ class ForkServer:
     def launch(
         self, spec: RunSpec, attempt: AttemptDir, probe: str, devices: Sequence[int] | None = None
     ) -> LaunchedRun:
-        """Launch a run, by forking if its spec requests that.
-
-        If the fork fails, start a new process instead, and record the failure in the attempt.
-        """
+        """Launch a run, by forking if its spec requests that and the fork succeeds. A failed fork is recorded."""
         if spec.launcher is not Launcher.FORK:
             return launch(spec, attempt, probe, devices)
         try:

@@ -86,10 +86,7 @@ class ReaperProcess(Protocol):
 
 
 class JobProcesses(Protocol):
-    """The interface of a launched or observed job's processes, as used by the code that watches the job.
-
-    It returns events, such as the exit of a process, and sends commands to the reaper.
-    """
+    """The interface of a launched or observed job's processes, as used by the code that watches the job."""
 
     origin_ns: int
     probe_dir: Path
@@ -109,10 +106,7 @@ _LEAVE_S = 15.0  # limit for the exit of a reaper
 
 @dataclass(kw_only=True)
 class LaunchedRun:
-    """A launched run, which is controlled through its reaper process.
-
-    If the reaper is killed, a new one replaces it.
-    """
+    """A launched run, which is controlled through its reaper process. A reaper that is killed is replaced."""
 
     reaper: ReaperProcess
     origin_ns: int

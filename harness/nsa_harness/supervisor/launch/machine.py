@@ -1,7 +1,4 @@
-"""Collects the properties of this machine and the versions of a run's software.
-
-This module does not import torch, and its functions raise no exception. Unknown values are None or missing.
-"""
+"""Collects the properties of this machine and a run's software without importing torch, and without errors."""
 
 from __future__ import annotations
 
@@ -60,10 +57,7 @@ def memory_bytes() -> tuple[int | None, int | None]:
 
 
 def visible_devices_value(devices: Sequence[int]) -> str:
-    """Return the value of CUDA_VISIBLE_DEVICES that selects these devices.
-
-    The devices are numbered as this process sees them, so a value that is already set is taken into account.
-    """
+    """Return the value of CUDA_VISIBLE_DEVICES that selects devices by their numbers in this process."""
     visible = [
         device_name.strip()
         for device_name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
@@ -91,11 +85,7 @@ _MAX_DIFF = 20_000
 
 
 def describe(spec: RunSpec, facts: MachineFacts, *, git_diff: bool) -> dict[str, Any]:
-    """Return the content of env.json, which describes the machine and software of a run.
-
-    Only the variables that the spec declares and those on an allow-list are included, because others could be secret.
-    `git_diff`: include the uncommitted changes, which can also contain secrets.
-    """
+    """Return the content of env.json. Variables and (unless `git_diff`) changes that may be secret are left out."""
     where = Path(spec.cwd) if spec.cwd else working_directory()
     return {
         "schema": 1,

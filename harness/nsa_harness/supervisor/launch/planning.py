@@ -1,7 +1,4 @@
-"""Turns the arguments of a command into a list of launches.
-
-Its inputs are scenario files, environment variables, overrides and the machine.
-"""
+"""Turns scenario files, environment variables, overrides and the machine into a list of launches."""
 
 from __future__ import annotations
 
@@ -100,10 +97,7 @@ class SelectedScenario:
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchPlan:
-    """The launches that a command makes, with notes for the user.
-
-    `plan_text` is the plan file whose decision rules apply to them.
-    """
+    """The launches that a command makes, with notes for the user and the plan file whose rules apply."""
 
     specs: tuple[RunSpec | Skip, ...]
     notes: tuple[str, ...]
@@ -111,9 +105,7 @@ class LaunchPlan:
 
 
 def plan_launches(invocation: Invocation, facts: MachineFacts) -> LaunchPlan:
-    """Return the launches that a command selects, without starting them. Raise HarnessError if the command is
-    invalid.
-    """
+    """Return the launches that a command selects. Raise HarnessError if the command is invalid."""
     patterns = [argument for argument in invocation.arguments if not is_override(argument)]
     spec_files = [argument for argument in patterns if argument.endswith(".json")]
     if spec_files:
@@ -130,10 +122,7 @@ def plan_launches(invocation: Invocation, facts: MachineFacts) -> LaunchPlan:
 
 
 def _replace_plan_file(invocation: Invocation) -> tuple[Invocation, PlanText, tuple[str, ...]]:
-    """Replace a plan file in the command's arguments with the names of its scenarios.
-
-    Return the new arguments, the plan that applies, and notes.
-    """
+    """Replace a plan file in the arguments by its scenarios. Return the new arguments, the plan, and notes."""
     working_dir = invocation.working_dir
     words = [word for word in invocation.arguments if not is_override(word) and _is_path(word)]
     plans = {word: plan for word in words if (plan := read_plan_text(working_dir / word, working_dir))}
@@ -166,10 +155,7 @@ def _scenarios_of(plan: PlanText, working_dir: Path) -> tuple[str, ...]:
 
 
 def select_shard(launches: Sequence[RunSpec | Skip], shard: tuple[int, int] | None) -> tuple[RunSpec | Skip, ...]:
-    """Return every N-th launch, starting with the K-th, if `shard` is (K, N). If it is None, return all launches.
-
-    Raise UsageError if no launch remains.
-    """
+    """Return every N-th launch from the K-th on for the shard (K, N). Raise UsageError if none remains."""
     if shard is None:
         return tuple(launches)
     number, shards = shard
@@ -179,10 +165,7 @@ def select_shard(launches: Sequence[RunSpec | Skip], shard: tuple[int, int] | No
 
 
 def select_scenarios(invocation: Invocation) -> tuple[tuple[SelectedScenario, ...], tuple[str, ...]]:
-    """Return the scenarios that a command selects, with its overrides applied, and notes for the user.
-
-    Raise UsageError if the arguments are invalid or select nothing.
-    """
+    """Return the scenarios that a command selects, with overrides applied, and notes. Raise UsageError on mistakes."""
     patterns = tuple(word for word in invocation.arguments if not is_override(word))
     changes = Changes(
         overrides=tuple(parse_override(word) for word in invocation.arguments if is_override(word)),
@@ -269,10 +252,7 @@ def all_scenarios(working_dir: Path) -> tuple[tuple[SelectedScenario, ...], tupl
 
 
 def check_scenarios(items: Sequence[SelectedScenario]) -> tuple[Scenario, ...]:
-    """Validate the selected scenarios and return them as `Scenario` objects.
-
-    Raise UsageError, which lists all errors, if one is invalid.
-    """
+    """Validate the selected scenarios. Raise UsageError, which lists all errors, if one is invalid."""
     results = [check_scenario(item.tree, PROGRAM) for item in items]
     mistakes = dict.fromkeys(str(mistake) for result in results for mistake in result.mistakes)
     if mistakes:
@@ -283,10 +263,7 @@ def check_scenarios(items: Sequence[SelectedScenario]) -> tuple[Scenario, ...]:
 def resolve_scenario(
     item: SelectedScenario, scenario: Scenario, invocation: Invocation, facts: MachineFacts
 ) -> RunSpec | Skip:
-    """Return the launch of a scenario on this machine, or a Skip if this machine cannot run it.
-
-    Raise ScenarioError if the scenario names a program file or a model layer that does not exist.
-    """
+    """Return the launch of a scenario, or a Skip. Raise ScenarioError if a program file or layer does not exist."""
     program_mistakes = PROGRAM.beyond_the_model(scenario, facts) if scenario.is_ours else ()
     wrong = [str(key_mistake(item.tree, location, text)) for location, text in program_mistakes]
     if wrong:
@@ -380,18 +357,12 @@ def _is_path(word: str) -> bool:
 
 
 def file_argument(name: str, working_dir: Path) -> str:
-    """Return "./NAME" if `name` is a file in the working directory, otherwise `name`.
-
-    The prefix prevents a file name from being read as the name of a scenario.
-    """
+    """Return "./NAME" if `name` is a file in the working directory, so that it is not read as a scenario."""
     return f"./{name}" if "/" not in name and (working_dir / name).is_file() else name
 
 
 def spec_in_checkout(spec: RunSpec, tree: Path) -> RunSpec:
-    """Return the spec changed to run in `tree`, a checkout of another commit of the program.
-
-    If the spec runs nsa-harness's own training program, and the checkout contains it, the checkout's copy is used.
-    """
+    """Return the spec changed to run in `tree`, a checkout of another commit, with its copy of nsa.train."""
     shipped_program = next(
         (tree / directory for directory in IN_CHECKOUT if (tree / directory / "train.py").is_file()), SUBJECT
     )

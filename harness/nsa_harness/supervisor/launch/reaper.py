@@ -77,10 +77,7 @@ class ProcessIdentity:
         return is_stopped
 
     def send_signal(self, number: int) -> OSError | None:
-        """Send a signal to this process, but never to another process that has reused its pid.
-
-        Return the error if the process could not be signalled. Return None if it was signalled or is dead.
-        """
+        """Send a signal to this process, but never to another that reused its pid. Return the error, if any."""
         try:
             descriptor = os.pidfd_open(self.pid)
         except ProcessLookupError:
@@ -106,10 +103,7 @@ def process_identity(pid: int) -> ProcessIdentity | None:
 
 
 class Reaper:
-    """A process that starts the launcher of one run, watches the processes of the run, and ends them.
-
-    The class is single-threaded: everything happens in `serve`.
-    """
+    """A single-threaded process that starts the launcher of one run, watches its processes, and ends them."""
 
     module = "nsa_harness.supervisor.launch.reaper"  # the module to start if this reaper is killed
 
@@ -203,10 +197,7 @@ class Reaper:
             self.write_owner()
 
     def write_owner(self) -> None:
-        """Write a file that names the controller and the reaper of this run.
-
-        The watchdog and later commands end the run only if both processes are dead.
-        """
+        """Write a file with the controller and the reaper. Others end the run only if both are dead."""
         launcher = process_identity(self.launcher_pid) if self.launcher_pid else None
         stored_keys = ("tag", "boards", "keep", "journal", "interrupted", "reserve", "keeper", "folder")
         owner = {
@@ -294,10 +285,7 @@ class Reaper:
                 self.record("exit", pid=pid, rank=ranks.get(pid), status=os.waitstatus_to_exitcode(wait_status))
 
     def end(self, grace_s: float) -> list[str]:
-        """End every process of the run. Return a description of each process that survived.
-
-        The processes receive SIGTERM, and after `grace_s` seconds SIGKILL. Then the probe files are moved.
-        """
+        """End every process of the run, then move the probe files. Return a description of each survivor."""
         if self.members():
             time.sleep(0 if self._is_launcher_alive() else _SETTLE_S)
         outlived_launcher = [
@@ -417,10 +405,7 @@ class Reaper:
         probe_dir.rmdir()
 
     def copy_probe_files(self, *, remove: bool = False) -> bool:
-        """Copy the instrumentation's files to the run's directory. Return whether no file is left to be copied.
-
-        `remove`: delete each file after it has been copied.
-        """
+        """Copy the probe's files to the run's directory (`remove`: move them). Return whether no file is left."""
         probe_dir, target_dir = Path(self.order["boards"]), Path(self.order["keep"])
         failures = []
         for file in _probe_files(probe_dir):
@@ -539,10 +524,7 @@ class Reaper:
 
 
 def this_machine() -> list[str]:
-    """Return the boot id of this machine and the PID namespace of this process.
-
-    The pids of two processes may be compared only if both values are equal.
-    """
+    """Return the boot id and the PID namespace. Pids of two processes are comparable only if both are equal."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return [boot, os.readlink("/proc/self/ns/pid")]
 

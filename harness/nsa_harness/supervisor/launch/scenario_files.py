@@ -42,10 +42,7 @@ _PACKAGE = Path(__file__).resolve().parents[2]
 
 @dataclass(frozen=True, kw_only=True)
 class LoadedScenario:
-    """A scenario file that has been read.
-
-    The trees of its parents are merged into its tree, but its matrix is not expanded yet.
-    """
+    """A scenario file with the trees of its parents merged into its tree. Its matrix is not expanded yet."""
 
     name: str
     file: str  # the path that messages show
@@ -68,10 +65,7 @@ class Catalog:
 
 
 def shipped_root() -> Path:
-    """Return the directory of the scenarios that come with nsa-harness.
-
-    In an installed wheel it is inside the package, and in a checkout it is next to the package.
-    """
+    """Return the directory of the shipped scenarios, inside an installed package or next to it in a checkout."""
     inside = _PACKAGE / "_scenarios"
     return inside if inside.is_dir() else _PACKAGE.parents[1] / "scenarios"
 
@@ -186,10 +180,7 @@ class ScenarioReader:
         return inside
 
     def read_scenario(self, path: Path, roots: tuple[Path, ...], *, is_shipped: bool) -> LoadedScenario | None:
-        """Return the scenario in a file, with its parents merged in, or None if the file is invalid.
-
-        `roots` are the directories that are searched for parents.
-        """
+        """Return the scenario in a file, with parents from `roots` merged in, or None if the file is invalid."""
         mistakes_before = len(self.mistakes)
         tree = self._with_parents(path, roots, ())
         if tree is None or len(self.mistakes) > mistakes_before:
@@ -245,10 +236,7 @@ class ScenarioReader:
         return bool(text)
 
     def tree(self, path: Path) -> Node | None:
-        """Return the YAML tree of a file without its parents, or None if the file cannot be read.
-
-        The reason is recorded as an error.
-        """
+        """Return the YAML tree of a file without its parents. If it is unreadable, record an error and return None."""
         if path not in self._trees:
             self._trees[path] = self._read(path)
         return self._trees[path]
@@ -341,10 +329,7 @@ def shipped_plan() -> PlanText:
 
 
 def read_plan_text(path: Path, working_dir: Path) -> PlanText | None:
-    """Return the text of a plan file, or None if the file is unreadable or not a plan.
-
-    The caller then reads the file as a scenario, which also reports its errors.
-    """
+    """Return the text of a plan file, or None if it is no readable plan and must be read as a scenario."""
     reader = ScenarioReader(working_dir)
     text = reader.text(path) if path.is_file() else None
     if text is None or not is_plan(parse_yaml(text, reader.label(path)).root):
@@ -353,11 +338,7 @@ def read_plan_text(path: Path, working_dir: Path) -> PlanText | None:
 
 
 def parse_plan(plan_text: PlanText, scenarios: Sequence[Selectable]) -> PlanFile:
-    """Parse the text of a plan file that applies to `scenarios`.
-
-    `scenarios` are the existing scenarios, whose names the plan can use. Raise ScenarioError, which lists all errors,
-    if the plan is invalid.
-    """
+    """Parse a plan file that applies to the existing `scenarios`. Raise ScenarioError, which lists all errors."""
     return _without_mistakes([read_plan(plan_text, scenarios)])[0]
 
 

@@ -1,7 +1,4 @@
-"""Plans the two launches that a claim compares, and checks that they differ in one setting.
-
-A claim says that a change makes a failure of a program rarer.
-"""
+"""Plans the two launches that a claim compares, and checks that they differ in one setting."""
 
 from __future__ import annotations
 
@@ -99,10 +96,7 @@ def plan_sides(
 
 
 def _is_axis(argument: str) -> bool:
-    """Return whether an argument gives two values to a key, such as "gc.layers=none,all".
-
-    UsageError is raised if there are more than two values.
-    """
+    """Return whether an argument gives two values to a key, such as "gc.layers=none,all". Raise UsageError for more."""
     if not is_override(argument) or argument.endswith("="):
         return False
     values = parse_axis(argument, COMMAND_LINE).values
@@ -219,9 +213,7 @@ def _launches(invocation: Invocation, facts: MachineFacts) -> Iterator[_Launch]:
 
 
 def _sides(launches: Sequence[_Launch], labels: dict[int, str]) -> LaunchSides:
-    """Return the two compared launches with their labels. Raise UsageError unless they differ in exactly one
-    setting.
-    """
+    """Return the two labelled launches. Raise UsageError unless they differ in exactly one setting."""
     keys, scenario = _differences(*launches), launches[0][0]
     if not keys:
         same = " and ".join(dict.fromkeys(spec.scenario for _, spec in launches))

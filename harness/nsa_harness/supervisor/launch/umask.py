@@ -12,18 +12,12 @@ _original_umask: list[int] = []  # this process's umask before `keep_private`
 
 
 def keep_private() -> None:
-    """Set the umask of this process so that all its new files are private.
-
-    Children inherit this umask unless they are started with `program_umask`.
-    """
+    """Make all new files of this process private, and those of its children started without `program_umask`."""
     before = os.umask(0o077)
     if not _original_umask:
         _original_umask.append(before)
 
 
 def program_umask() -> int:
-    """Return the umask that a launched program should have.
-
-    It is -1, which leaves the umask unchanged, if `keep_private` was not called.
-    """
+    """Return the umask for a launched program. It is -1, which changes nothing, without `keep_private`."""
     return _original_umask[0] if _original_umask else -1

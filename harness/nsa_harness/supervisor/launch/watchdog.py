@@ -51,10 +51,7 @@ _MAX_OWNER_BYTES = 1 << 20
 
 
 def start_program(module: str, *labels: str, stdout: int = subprocess.PIPE) -> subprocess.Popen[bytes]:
-    """Start a module of this package as a separate process.
-
-    `labels` are arguments that are not used. They make the process recognisable in the output of `ps`.
-    """
+    """Start a module of this package as a process. `labels` are unused arguments that are visible in `ps`."""
     return subprocess.Popen(
         # Not the interpreter of the virtual environment: its path may contain the name of the checkout.
         [getattr(sys, "_base_executable", None) or sys.executable, "-I", "-S", "-c", _LOADER, *labels],
@@ -123,10 +120,7 @@ class Owner:
         return not any(process is not None and process.is_alive() for process in (self.controller, self.reaper))
 
     def continue_reaper(self) -> bool:
-        """Continue the reaper if it was stopped, for example by SIGSTOP, and its controller is dead.
-
-        Return whether that was the case.
-        """
+        """Continue the reaper if it was stopped and its controller is dead. Return whether that was the case."""
         is_abandoned = self.controller is None or not self.controller.is_alive()
         return is_abandoned and self.reaper is not None and self.reaper.continue_if_stopped()
 
@@ -143,11 +137,7 @@ class Owner:
 
 
 def read_owner(probe_dir: Path) -> Owner | None:
-    """Return the processes that control a run, or None if they are unknown.
-
-    The result is also None if the directory belongs to another user, or if the processes belong to another boot or PID
-    namespace.
-    """
+    """Return the processes that control a run, or None if unknown or of another user, boot or PID namespace."""
     try:
         status = probe_dir.lstat()
         if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():

@@ -60,10 +60,7 @@ class RunningJob:
 
 
 def find_job(pid: int) -> RunningJob:
-    """Return the job to which a process belongs. Raise NoSuchJob if there is no job or access is denied.
-
-    The ranks of the job are this process, its descendants or its siblings.
-    """
+    """Return the job of a process, its descendants and siblings. Raise NoSuchJob if there is none or no access."""
     stat = procfs.read_stat(pid)
     if stat is None or stat.state in "ZX":
         raise NoSuchJob(f"attach: no process {pid} is running here; `nsa-harness attach` without a PID finds your job")
@@ -318,10 +315,7 @@ def observe_until_decided(
     is_interrupted: Callable[[], bool],
     for_s: float,
 ) -> Ending:
-    """Observe a job until it is proven to be stuck or makes progress.
-
-    The observation takes at most `for_s` seconds.
-    """
+    """Observe a job for at most `for_s` seconds, until it is proven to be stuck or makes progress."""
 
     def decide(now_s: float, limits: Limits) -> Ending | None:
         if not watch.is_due("look", now_s, _SNAPSHOT_S):

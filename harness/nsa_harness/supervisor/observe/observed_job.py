@@ -120,9 +120,7 @@ class ObservedJob:
         self.resumed_s = None
 
     def _is_being_ended(self) -> bool:
-        """Return whether the job with a proven HANG is being ended: by a signal, or because a rank has failed or
-        exited.
-        """
+        """Return whether the hanging job is being ended by a signal, or because a rank has failed or exited."""
         living_ranks = self.ranks.living_pids.keys()
         files = (self.ranks.status_files.get(rank) for rank in living_ranks)
         ends = any(file is not None and (file.ended_by_exception or is_exiting(file)) for file in files)
@@ -184,10 +182,7 @@ class ObservedJob:
 
 
 def failed_on_request(status: int, request_ns: int, ended_ns: int) -> bool:
-    """Return whether the job failed because it was asked to end.
-
-    `request_ns` is the time of the signal, `ended_ns` the time of the exit.
-    """
+    """Return whether the job failed at `ended_ns` because a signal at `request_ns` asked it to end."""
     return status != 0 and ended_ns - request_ns <= _REQUEST_EFFECT_S * 1e9
 
 
@@ -283,10 +278,7 @@ class WatchedCommand(LaunchedRun):
 def start_watched_command(
     command: Sequence[str], attempt: AttemptDir, probe: str, forwarder: SignalForwarder
 ) -> WatchedCommand:
-    """Start `command` in the terminal's foreground. Raise CommandNotStarted if that fails.
-
-    In this case no process or file is left behind.
-    """
+    """Start `command` in the terminal's foreground. Raise CommandNotStarted, leaving nothing behind, if that fails."""
     tag = f"{attempt.path.parent.name}-{secrets.token_hex(4)}"
     probe_dir = probe_directory(tag)
     order = {
@@ -327,10 +319,7 @@ def start_watched_command(
 
 
 def check_command(command: Sequence[str]) -> None:
-    """Raise CommandNotStarted if the command cannot be started.
-
-    The exit code is that of a shell: 127 if there is no such command, 126 if it is not executable.
-    """
+    """Raise CommandNotStarted, with a shell's exit code 127 or 126, if the command cannot be started."""
     if shutil.which(command[0]) is None:
         exists = os.sep in command[0] and os.path.exists(command[0])
         raise not_started(command[0], PermissionError("it is not executable") if exists else FileNotFoundError())
@@ -368,10 +357,7 @@ def _environment(command: Sequence[str], tag: str, probe_dir: Path, probe: str, 
 
 
 def shell_status(returncode: int) -> int:
-    """Return the exit status that a shell would show, such as 137 for -9.
-
-    `returncode` is that of Popen, which is negative for a signal.
-    """
+    """Return the exit status that a shell would show for Popen's `returncode`, such as 137 for -9."""
     return returncode if returncode >= 0 else 128 + signal.Signals(-returncode)
 
 
@@ -426,7 +412,5 @@ class SignalForwarder:
 
 
 def _is_from_job(sender: int, job: int) -> bool:
-    """Return whether a signal from the process `sender` came from the job, which means that the job has received it as
-    well.
-    """
+    """Return whether a signal came from the job itself, which therefore has received it as well."""
     return sender == job or (sender != 0 and any(stat.pid == sender for stat in procfs.descendants(job)))

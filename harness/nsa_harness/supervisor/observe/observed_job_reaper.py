@@ -23,10 +23,7 @@ _LAST_EXITS_S = 1.0
 
 
 class WatchedCommandReaper(Reaper):
-    """The reaper process for a command that nsa-harness only observes.
-
-    The command counts as its launcher, but is a child of the controller.
-    """
+    """The reaper process for a command that nsa-harness only observes, and that is a child of the controller."""
 
     module = __name__
 

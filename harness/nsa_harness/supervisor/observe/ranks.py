@@ -103,10 +103,7 @@ _SEARCH_EVERY_S = 1.0  # reading the memory maps of all processes takes a few mi
 
 @dataclass(kw_only=True)
 class WatchedRanks(Ranks):
-    """The ranks of an observed job.
-
-    The job can start them at any time. If it replaces all of them, it has restarted.
-    """
+    """The ranks of an observed job, which can start at any time. If all of them are replaced, it has restarted."""
 
     world_size: int = 0
     has_restarted: bool = False

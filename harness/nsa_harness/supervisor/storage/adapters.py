@@ -54,10 +54,7 @@ def json_object(value: DataclassInstance) -> dict[str, Any]:
 
 
 def json_value(value: Any, *, keeps_names: bool = False) -> Any:
-    """Return a value converted to JSON types.
-
-    NaN and infinity become None, or their names ("nan", "inf") if `keeps_names` is True.
-    """
+    """Return a value converted to JSON types. NaN and infinity become None, or strings if `keeps_names`."""
     if isinstance(value, dict):
         return {str(key): json_value(item, keeps_names=keeps_names) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -72,10 +69,7 @@ def json_text(value: DataclassInstance, indent: int | None = None) -> str:
 
 
 def evidence_text(evidence: Evidence) -> str:
-    """Return an attempt's evidence as compact JSON text.
-
-    A long list of objects with equal keys is stored by columns, and repeated values in a column are stored once.
-    """
+    """Return evidence as compact JSON text, in which long lists of similar objects are stored by columns."""
     return json.dumps(_pack(json_object(evidence)), separators=(",", ":"))
 
 

@@ -90,10 +90,7 @@ _PROBE_FILES = {  # name in the probe directory -> name in the rank's directory
 
 
 def copy_probe_files(attempt: AttemptDir, rank: int, pid: int | None) -> Iterator[OSError]:
-    """Copy the logs and status files of a rank to its directory. Yield an error for each failed copy.
-
-    `pid` is the process of the rank, or None if it is unknown; then only the logs are copied.
-    """
+    """Copy the logs and, if `pid` is known, the status files of a rank to its directory. Yield each error."""
     rank_dir = attempt.rank(rank)
     try:
         attempt.directory.make_directory(rank_dir)
@@ -200,10 +197,7 @@ _Value = TypeVar("_Value")
 
 
 def collect(attempt: AttemptDir, spec: RunSpec, node: str, read_reported: ReadReported | None = None) -> Evidence:
-    """Collect the evidence of one attempt from its files, and write it to evidence/NODE.json.
-
-    `node` is the name of the machine. `read_reported` reads the tables that the program itself wrote, if it writes any.
-    """
+    """Collect an attempt's evidence from its files, and write it. `read_reported` reads the program's own tables."""
     collector = _EvidenceCollector(attempt=attempt, spec=spec)
     evidence, text = reduce_to_limit(attempt.redaction.value(collector.evidence(node, read_reported)))
     try:
@@ -215,10 +209,7 @@ def collect(attempt: AttemptDir, spec: RunSpec, node: str, read_reported: ReadRe
 
 
 def reduce_to_limit(evidence: Evidence) -> tuple[Evidence, str]:
-    """Reduce the evidence until it is within the size limit. Return it and its JSON text.
-
-    The reduction stops earlier if the evidence would no longer prove the same kind of HANG.
-    """
+    """Reduce evidence to the size limit, but keep its proof of a HANG. Return it and its JSON text."""
     limit_bytes = MAX_RANK_BYTES * max(1, evidence.world_size)
     evidence = with_short_coverage(evidence)
     limit_bytes += COVERAGE_BYTES * sum(rank.coverage is not None for rank in evidence.ranks)

@@ -25,11 +25,7 @@ class EndlessExpression(Exception):
 
 
 def last_matches(expressions: Mapping[str, str], text: str, limit_s: float = LIMIT_S) -> dict[str, str]:
-    """Map the name of each regular expression to group 1 of its last match in `text`.
-
-    Expressions that are invalid or do not match are missing in the result. Raise EndlessExpression if a search does not
-    end within `limit_s`.
-    """
+    """Map each expression's name to group 1 of its last match, if any. Raise EndlessExpression after `limit_s`."""
     request = json.dumps([limit_s, list(expressions.values()), text])
     process = subprocess.Popen(
         [sys.executable, "-I", "-S", __file__],

@@ -1,7 +1,4 @@
-"""Lists the files of an attempt, and writes the files that reproduce it.
-
-The list contains the length of each file, or the reason why the file is missing.
-"""
+"""Lists the files of an attempt, or why they are missing, and writes the files that reproduce it."""
 
 from __future__ import annotations
 
@@ -20,10 +17,7 @@ _SCRIPT, _COMMAND = "repro/repro.py", "repro/command.txt"
 
 
 def write_reproduction(attempt: AttemptDir, reproduction: Reproduction | None) -> tuple[Artifact, ...]:
-    """Write the files of the directory repro/. Return one artifact per file.
-
-    If a file was not written, its artifact states the reason.
-    """
+    """Write the files of the directory repro/. Return an artifact per file, with a reason if it was not written."""
     return tuple(_write(attempt, reproduction))
 
 
@@ -58,10 +52,7 @@ _MAX_COUNTED_BYTES = 64 << 20
 
 
 def inventory(attempt: AttemptDir, evidence: Evidence, program_files: Sequence[ProgramFile]) -> tuple[Artifact, ...]:
-    """Return the list of files of an attempt, including the additional `program_files`.
-
-    A missing file is listed with the reason why it is missing.
-    """
+    """Return the files of an attempt and the additional `program_files`. A missing file is listed with the reason."""
     expected_files = tuple(_expected_files(evidence, program_files))
     return tuple(artifact for file in expected_files if (artifact := _artifact(attempt, file)) is not None)
 

@@ -1,7 +1,4 @@
-"""Reads the two journals of an attempt, one written by the watcher and one by the reaper.
-
-The reaper writes one about processes, and the watcher writes one about progress and proofs.
-"""
+"""Reads the journals of an attempt: the reaper's about processes, and the watcher's about progress and proofs."""
 
 from __future__ import annotations
 
@@ -105,10 +102,7 @@ def _validate_record(record: dict[str, Any]) -> dict[str, Any]:
 
 @dataclass(kw_only=True)
 class Journals:
-    """The watcher's and the reaper's journal of one attempt.
-
-    They are read once, and records that cannot be used become `trouble`.
-    """
+    """The watcher's and the reaper's journal of one attempt, read once. Unusable records become `trouble`."""
 
     attempt: AttemptDir
     trouble: list[Trouble] = field(default_factory=list)
@@ -142,10 +136,7 @@ class Journals:
         return (int(event["t_ns"]) - self.origin_ns) / 1e9
 
     def ending(self) -> Ending:
-        """Return the reason why the watch ended.
-
-        If the watcher was killed, the reason is derived from the reaper's journal.
-        """
+        """Return the reason why the watch ended, from the reaper's journal if the watcher was killed."""
         ending = self.last_record("ending").get("ending")
         if ending in list(Ending):
             return Ending(ending)
@@ -179,10 +170,7 @@ class Journals:
         return next((record.get("pid") for record in self._events("started")), None)
 
     def exits(self) -> Iterator[Exit]:
-        """Yield all exits of ranks and the launcher in chronological order.
-
-        The sources are the reaper's journal, torchrun's summary, and the observer's journal for a job without a reaper.
-        """
+        """Yield all exits in order of time, from the reaper's and the observer's journal and torchrun's summary."""
         teardown_times_s = [
             self._time_s(record) for record in self._events("signal") + self._events("abandoned")
         ] + self._decision_times_s()
@@ -215,10 +203,7 @@ class Journals:
                 )
 
     def _decision_times_s(self) -> list[float]:
-        """Return the times at which the result of an observed job was decided, or [] if there are none.
-
-        Later exits are consequences, not causes.
-        """
+        """Return the times at which an observed job's result was decided. Later exits are consequences."""
         proof_times_s = [
             record["t_s"] for record in self.watch_records if record["event"] == "proof" and "t_s" in record
         ]
@@ -281,10 +266,7 @@ class Journals:
         return next((record["why"][:300] for record in self._events("full") if record.get("why")), None)
 
     def limits(self, spec_limits: Limits, status_files: Iterable[StatusFile | None]) -> Limits:
-        """Return the time limits that applied at the end of the attempt.
-
-        If the watcher was killed before it recorded them, derive them from the spec's limits and the status files.
-        """
+        """Return the limits at the end of the attempt. They are derived from the spec if they were not recorded."""
         values = {
             key: value for key, value in self.last_record("limits").items() if key.endswith("_s") and key != "t_s"
         }

@@ -83,10 +83,7 @@ class Ledger:
 
 
 def add_line(parent: Path, line: LedgerLine, redaction: Redaction) -> Path:
-    """Add a line to the ledger of the runs below `parent`, and return the path of the ledger.
-
-    Raise StoredRunError if another process keeps the ledger locked, and OSError if it cannot be written.
-    """
+    """Add a line to the ledger below `parent`, and return its path. Raise StoredRunError or OSError if that fails."""
     path, directory = parent / NAME, SafeDirectory(parent)
     text = redaction.json(json.dumps(json_object(line), separators=(",", ":")))
     try:

@@ -52,10 +52,7 @@ def _large_logs(attempt: AttemptDir, half_bytes: int) -> list[Path]:
 
 
 def free_middle(path: Path, half_bytes: int) -> None:
-    """Free the disk blocks of a file, except for its first and last `half_bytes` bytes.
-
-    Raise OSError if the file system does not support this.
-    """
+    """Free the disk blocks of a file except its first and last `half_bytes`. Raise OSError if that is unsupported."""
     descriptor = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         length = os.fstat(descriptor).st_size - 2 * half_bytes

@@ -1,7 +1,4 @@
-"""Reads and writes the run.json of each run, which stores its plan, and the spec.json of each attempt.
-
-Stored files are validated like any other input.
-"""
+"""Reads, writes and validates the run.json of each run, with its plan, and the spec.json of each attempt."""
 
 from __future__ import annotations
 
@@ -136,10 +133,7 @@ _HASH = "spec"  # event in the watcher's journal with the hash of spec.json
 
 
 def write_spec(attempt: AttemptDir, spec: RunSpec) -> None:
-    """Write the spec of a launch to spec.json.
-
-    Its hash is written to the journal of the watcher, so a later edit is noticed.
-    """
+    """Write the spec of a launch, and its hash to the watcher's journal, so that a later edit is noticed."""
     text = json_text(spec, indent=1) + "\n"
     attempt.directory.write(attempt.spec, text)
     attempt.append_record(attempt.watch, {"event": _HASH, "sha256": _sha256(text.encode())})
@@ -168,10 +162,7 @@ _MAX_BYTES = 16 << 20
 @stored_as(was_interrupted="interrupted", plan_text="agreed")
 @dataclass(frozen=True, kw_only=True)
 class RunRecord:
-    """The contents of run.json, which describe a run.
-
-    These are the plan and options of a command, and the nsa-harness and machine that ran it.
-    """
+    """The contents of run.json: the plan and the options of a command, nsa-harness's version, and the machine."""
 
     schema: int = 1
     command: str
@@ -193,11 +184,7 @@ class _Plan:
 
 
 def write_record(run: RunDir, record: RunRecord) -> None:
-    """Write run.json, with the secrets of its launches removed.
-
-    If there are secrets, the launches with the secrets are written to a separate file, which is needed to resume the
-    run.
-    """
+    """Write run.json without secrets. A separate file, needed to resume the run, has the launches with secrets."""
     learn_launch_secrets(run, record.plan)
     plan = tuple(map(run.redaction.spec, record.plan))
     if plan != record.plan:
@@ -210,10 +197,7 @@ def write_record(run: RunDir, record: RunRecord) -> None:
 
 
 def learn_launch_secrets(run: RunDir, plan: Iterable[RunSpec | Skip]) -> None:
-    """Find the secrets in the launches and the environment of a run, for redaction.
-
-    Secrets are numbered in the order of the plan.
-    """
+    """Find the secrets in the launches and the environment of a run. They are numbered in the order of the plan."""
     for spec in plan:
         if isinstance(spec, RunSpec):
             run.redaction.learn_launch(spec)
@@ -246,10 +230,7 @@ def with_unredacted_plan(run: RunDir, record: RunRecord) -> RunRecord:
 
 
 def read_record(run: RunDir) -> RunRecord:
-    """Return the contents of run.json, or a placeholder if the file is unreadable.
-
-    The run can be judged without it. Raise StoredRunError if a newer nsa-harness wrote the run.
-    """
+    """Return the contents of run.json, or a placeholder. Raise StoredRunError if a newer nsa-harness wrote the run."""
     try:
         text = run.directory.read_whole_file(run.record, _MAX_BYTES)
         _refuse_newer(run, text)

@@ -43,10 +43,7 @@ def redact_files(attempt: AttemptDir) -> tuple[Trouble, ...]:
 
 
 def redact_run(run: RunDir) -> None:
-    """Redact the files of all attempts of a run.
-
-    Also store the number of each secret. If there are no secrets, no file is read.
-    """
+    """Redact the files of all attempts of a run, and store the number of each secret."""
     if run.redaction.found_secrets:
         for attempt in run.attempts():
             redact_files(attempt)
@@ -78,10 +75,7 @@ _MAX_JSON_BYTES = 32 << 20
 
 
 def write_bundle(run: RunDir, target: Path) -> int:
-    """Pack the files of a run, with secrets removed, into an archive. Return the number of files.
-
-    Only the owner may read the archive. Raise UsageError if `target` exists or cannot be created.
-    """
+    """Pack a run's files, without secrets, into a private archive. Return their number. Raise UsageError on failure."""
     files = list(_files(run))
     learn_all_secrets(run)
     with _new_bundle(target) as bundle:
@@ -91,10 +85,7 @@ def write_bundle(run: RunDir, target: Path) -> int:
 
 
 def write_texts(target: Path, texts: Mapping[str, bytes]) -> None:
-    """Write files to a new archive. `texts` maps each file name to its contents, which must not contain secrets.
-
-    Raise UsageError if `target` exists or cannot be created.
-    """
+    """Write files, whose contents have no secrets, to a new archive. Raise UsageError if it cannot be created."""
     with _new_bundle(target) as bundle:
         for name, data in texts.items():
             member = tarfile.TarInfo(name)

@@ -79,10 +79,7 @@ class Redaction:
     # Redacting texts.
 
     def text(self, text: str, *, code: bool = False) -> str:
-        """Return the text with secrets redacted.
-
-        `code`: the text is source code, so an unquoted word is a name and not a value.
-        """
+        """Return the text with secrets redacted. `code`: an unquoted word is a name and not a value."""
         with self._lock:
             return self._secrets.text(text, code=code) if self.is_on else text
 
@@ -122,10 +119,7 @@ class Redaction:
             return self.text(command)
 
     def pairs(self, environment: Sequence[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
-        """Return pairs of a variable and its value, with secrets removed.
-
-        The name of a variable reveals even a secret of two letters.
-        """
+        """Return pairs of variable and value without secrets. A name reveals even a secret of two letters."""
         if not self.is_on:
             return tuple(environment)
         with self._lock:

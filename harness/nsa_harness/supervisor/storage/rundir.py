@@ -1,7 +1,4 @@
-"""Defines the directories and file names of a run, and finds and locks stored runs.
-
-Numbered dumps are named by the modules that write them. The reaper and the ranks write their own files.
-"""
+"""Defines the directories and file names of a run, and finds and locks stored runs."""
 
 from __future__ import annotations
 
@@ -32,10 +29,7 @@ _MAX_BYTES = 16 << 20  # largest run.json or report.json that is read
 
 
 class AttemptDir:
-    """The directory of one attempt to run a scenario, with the paths of its files.
-
-    Files are read and written through `directory`, which is safe, and texts are redacted by `redaction`.
-    """
+    """The directory of one attempt, with the paths of its files, safe access to them, and their redaction."""
 
     def __init__(
         self,
@@ -75,10 +69,7 @@ class AttemptDir:
         return self.path.parent / BALLAST
 
     def append_record(self, path: Path, record: dict[str, Any]) -> None:
-        """Append a record to a journal of the attempt as one line of JSON.
-
-        Raise OSError, without writing anything, if that fails.
-        """
+        """Append a record to a journal as one line of JSON. Raise OSError, without writing anything, if that fails."""
         self.directory.append(path, _json_line(record))
 
     def rank(self, rank: int) -> Path:
@@ -187,11 +178,7 @@ class RunOptions:
 
 
 def create_run(parent: Path, *, redact: bool = True, git_diff: bool = False, reads_values: bool = True) -> RunDir:
-    """Create a run directory below `parent`, and make `parent/latest` a link to it.
-
-    Only the user may enter the directory, because the logs contain everything that a program prints. Raise UsageError
-    if it cannot be created.
-    """
+    """Create a private run directory, to which `parent/latest` then links. Raise UsageError if that fails."""
     run_id = f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{secrets.token_hex(2)}"
     path = parent / run_id
     try:
@@ -223,10 +210,7 @@ def _link_latest(parent: Path, run_id: str) -> None:
 
 @contextmanager
 def lock_run(run: RunDir) -> Iterator[None]:
-    """Lock the run for this process while the `with` block runs.
-
-    Raise StoredRunError if another process has the lock.
-    """
+    """Lock the run for this process during the `with` block. Raise StoredRunError if it is locked already."""
     try:
         lock = FileLock(run.lock).acquire(timeout=0)
     except Timeout:
@@ -332,10 +316,7 @@ class StoredResult:
 
 
 def earlier_results(parent: Path, spec_hashes: Collection[str], excluded_run: str = "") -> Iterator[StoredResult]:
-    """Yield the results of earlier attempts with one of these specs, with the latest run first.
-
-    The run named `excluded_run` and unreadable reports are skipped.
-    """
+    """Yield the results of earlier attempts with one of these specs, latest run first, without `excluded_run`."""
     for run in (RunDir(path) for path in latest_runs(parent)[:_MAX_EARLIER_RUNS] if path.name != excluded_run):
         with suppress(OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError):
             for outcome in json.loads(run.directory.read_whole_file(run.report, _MAX_BYTES))["outcomes"]:
@@ -353,10 +334,7 @@ _MAX_EARLIER_RUNS = 50
 
 
 def write_document(path: Path, text: str) -> None:
-    """Write a document to a temporary file, and rename that file to `path`. Raise OSError if that fails.
-
-    The directory is trusted. If the disk is full, the run's ballast file is emptied to make room.
-    """
+    """Write a document by renaming a temporary file. A full disk frees the run's ballast. Raise OSError on failure."""
     SafeDirectory(path.parent).write(path, text)
 
 

@@ -40,10 +40,7 @@ _APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK | os.O_NOFOLLOW
 
 
 class Budget:
-    """The limits for reading all of a run's files, in bytes and in CPU time of the current thread.
-
-    CPU time is used because it does not depend on how busy the machine is.
-    """
+    """Limits for reading a run's files: bytes, and CPU time, which does not depend on how busy the machine is."""
 
     def __init__(self, left_bytes: int = 1 << 30, seconds: float = 10.0) -> None:
         self.remaining_bytes = left_bytes
@@ -63,10 +60,7 @@ class Budget:
 
 
 class SafeDirectory:
-    """Safe access to the files below the directory `root`.
-
-    All paths that are passed to the methods begin with `root`, which itself is trusted, because the caller chose it.
-    """
+    """Safe access to the files below the trusted directory `root`, with which all paths begin."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -76,10 +70,7 @@ class SafeDirectory:
         self._unlisted_notes = 0
 
     def pin(self, path: Path) -> tuple[int, int]:
-        """Refuse from now on every other directory that takes the place of the directory `path`.
-
-        Return the device and inode of the directory. Raise OSError if `path` is not a directory below the root.
-        """
+        """Refuse from now on any other directory at `path`. Return its device and inode. Raise OSError on failure."""
         with self._open_directory(path) as folder:
             self.pinned[path] = _device_and_inode(folder)
         return self.pinned[path]
@@ -102,10 +93,7 @@ class SafeDirectory:
         raise OSError(errno.EINVAL, "not a regular file", str(path))
 
     def read_whole_file(self, path: Path, most_bytes: int) -> bytes:
-        """Return the contents of a file.
-
-        Raise OSError if it is unreadable, and ValueError if it is larger than `most_bytes`.
-        """
+        """Return the contents of a file. Raise OSError if unreadable, and ValueError if larger than `most_bytes`."""
         with self.open_file(path) as file:
             size = os.fstat(file.fileno()).st_size
             # Read one byte more, because the file may have grown. A file that is too large is not read.
@@ -124,10 +112,7 @@ class SafeDirectory:
             return ""
 
     def read_lines(self, path: Path, most_chars: int) -> Iterator[str]:
-        """Yield the lines of a log, or nothing if it is unreadable.
-
-        Lines longer than `most_chars` are split.
-        """
+        """Yield the lines of a log, split after `most_chars` characters, or nothing if it is unreadable."""
         try:
             with io.TextIOWrapper(self.open_file(path), encoding="utf-8", errors="replace") as log:
                 read_chars = 0
@@ -172,10 +157,7 @@ class SafeDirectory:
     # Listing files.
 
     def exists(self, path: Path) -> bool:
-        """Return whether there is a file, directory or link with this path.
-
-        A path through a link does not exist.
-        """
+        """Return whether there is a file, directory or link with this path. A path through a link does not exist."""
         return self._status(path) is not None
 
     def is_file(self, path: Path) -> bool:
@@ -201,10 +183,7 @@ class SafeDirectory:
         return [path / name for name, is_folder in self._entries(path) if is_folder]
 
     def list_files(self, path: Path, pattern: str) -> list[Path]:
-        """Return the files below a directory that match the pattern, sorted by name.
-
-        `*` does not match `/`.
-        """
+        """Return the files below a directory that match the pattern, sorted by name. `*` does not match `/`."""
         *parents, last = pattern.split("/")
         directories = [path]
         for part in parents:
@@ -302,10 +281,7 @@ class SafeDirectory:
         raise OSError(errno.EINVAL, "not a regular file, or a file with a second name", str(path))
 
     def copy_ends(self, source: Path, target: Path, half_bytes: int) -> int:
-        """Copy a file, omitting the middle of a large file. Return the number of omitted bytes.
-
-        A file is large if it has more than twice `half_bytes`. Raise OSError if copying fails.
-        """
+        """Copy a file without its middle beyond twice `half_bytes`. Return the number of omitted bytes."""
         with self.open_file(source) as original, self.replace_file(target) as copy:
             size = os.fstat(original.fileno()).st_size
             skipped_bytes = size - 2 * half_bytes
@@ -397,10 +373,7 @@ class _BudgetedFile(io.FileIO):
 
 
 def safe_file(path: Path) -> tuple[SafeDirectory, Path]:
-    """Return safe access to a file that the user named, and its resolved path.
-
-    The user's own links are followed.
-    """
+    """Return safe access to a file that the user named, and its resolved path. The user's own links are followed."""
     resolved_path = path.resolve()
     return SafeDirectory(resolved_path.parent), resolved_path
 
@@ -484,10 +457,7 @@ def release_ballast(run: Path) -> None:
 
 
 def write_with_ballast(path: Path, write: Callable[[], None]) -> None:
-    """Call `write`. If the disk is full, free the space reserved for the run and call `write` again.
-
-    Raise OSError if the last call fails.
-    """
+    """Call `write`, and if the disk is full, free the run's ballast and call it again. Raise OSError on failure."""
     try:
         write()
     except OSError as error:

@@ -45,10 +45,7 @@ def with_sources(attempt: AttemptDir, evidence: Evidence, *, launched_here: bool
 
 
 def stored_sources(attempt: AttemptDir) -> tuple[Source, ...]:
-    """Return the stored source code of an attempt.
-
-    Raise OSError or ValueError if it is missing or invalid.
-    """
+    """Return the stored source code of an attempt. Raise OSError or ValueError if it is missing or invalid."""
     return _STORED.validate_json(attempt.directory.read_whole_file(attempt.path / FILE, 4 * _MAX_BYTES))
 
 
@@ -69,11 +66,7 @@ def _read(attempt: AttemptDir, evidence: Evidence) -> Iterator[Source]:
 
 
 def text_as_launched(file: str, since_s: float | None, pid: int | None = None) -> str:
-    """Return the text of a source file of a running program, or "" if the file has changed or is unreadable.
-
-    `since_s` is the time of the launch. `pid` is a process of the program, which may be in a container and see other
-    files than nsa-harness.
-    """
+    """Return a source file's text, as the process `pid` sees it, or "" if unreadable or changed since `since_s`."""
     try:
         path = Path(file) if pid is None else path_in_process(pid, file)
         status = path.stat()

@@ -25,10 +25,7 @@ _LATEST_CALLS = 8
 
 @dataclass(kw_only=True)
 class Ranks:
-    """The ranks of a running job and their state.
-
-    Everything is read from /proc and status files, so no rank or launcher has to respond.
-    """
+    """The ranks of a running job and their state, read from /proc and status files without the ranks' help."""
 
     spec: RunSpec
     job: JobProcesses
@@ -101,10 +98,7 @@ class Ranks:
         return int(rank), stat.pid
 
     def read_status_files(self, now_s: float) -> None:
-        """Update the progress of each living rank from its status file.
-
-        The bytes of I/O are read for a rank without a status file.
-        """
+        """Update the progress of each living rank from its status file, or from its I/O if it has none."""
         for rank, pid in self.pids.items():
             if rank in self.exited_ranks:
                 continue

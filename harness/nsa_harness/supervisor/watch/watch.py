@@ -173,10 +173,7 @@ class Snapshots:
         )
 
     def snapshots_to_store(self, ending: Ending) -> list[Snapshot]:
-        """Return the snapshots to store, given the reason why the watch ended.
-
-        For a HANG these are the ones that prove it, otherwise the first and the last two.
-        """
+        """Return the snapshots to store: those that prove a HANG, otherwise the first and the last two."""
         return (
             _deciding_snapshots(self.episode) if ending is Ending.STALL else [*self.episode[:1], *self.episode[1:][-2:]]
         )
@@ -231,10 +228,7 @@ class Watch:
             self.write("observed")
 
     def run(self) -> Ending:
-        """Watch until the run ends or its result is decided. Return the reason why the watch ended.
-
-        Processes of the run can still be alive. The caller must end them.
-        """
+        """Watch until the run ends or its result is decided, and return why. The caller must end its processes."""
         while True:
             for event in self.job.events(self._wait_s):
                 self._receive(event)
@@ -291,10 +285,7 @@ class Watch:
         return {rank: file for rank, file in self.ranks.status_files.items() if rank not in self.ranks.exited_ranks}
 
     def _forget_startup(self) -> None:
-        """Once every living rank has done its first steps, forget the pauses so far and the limits learned from them.
-
-        Start-up has longer pauses than later steps, and it is never repeated.
-        """
+        """Once all ranks have done their first steps, forget the pauses and limits of start-up, which are longer."""
         files = {rank: file for rank, file in self._living_status_files.items() if file is not None}
         if self.startup_pauses_s is None and files and all(map(has_done_first_steps, files.values())):
             self.startup_pauses_s = {rank: file.gaps_s for rank, file in files.items()}
@@ -312,10 +303,7 @@ class Watch:
         return True
 
     def stall_limit_s(self, limits: Limits) -> float:
-        """Return the number of seconds without progress after which a stall is suspected.
-
-        The limit is longer while a rank is starting up, and if every rank has finished its program and exits.
-        """
+        """Return the seconds without progress after which a stall is suspected: longer at the start and at the end."""
         limit_s = limits.start_s if self.ranks.is_starting else limits.stall_s
         assert limit_s is not None
         files = self._living_status_files.values()
@@ -369,10 +357,7 @@ class Watch:
     # A suspected stall, then its proof.
 
     def check_stall(self, now_s: float, limits: Limits) -> Ending | None:
-        """Suspect a stall if no rank has made progress for too long, and try to prove a hang.
-
-        Return an Ending if the watch must end, otherwise None.
-        """
+        """Suspect a stall after too long without progress, and try to prove a hang. An Ending ends the watch."""
         if not self.ranks.living_pids:
             return None
         progress_s = self.ranks.last_progress_s()
@@ -473,11 +458,7 @@ class Watch:
         self.listener.report_recovery(text)
 
     def _interval_s(self, limits: Limits) -> float:
-        """Return the number of seconds until the next snapshot.
-
-        It is short between the first two snapshots, which can prove a deadlock. After that it is long enough to see the
-        lines of a loop.
-        """
+        """Return the seconds until the next snapshot: short before the second one, then long enough to see a loop."""
         assert limits.busy_s is not None
         assert limits.stall_s is not None
         if len(self.snapshots.episode) < 2:
