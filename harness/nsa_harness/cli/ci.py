@@ -24,10 +24,7 @@ app = typer.Typer(name="ci", help=_ABOUT, short_help=_ABOUT, no_args_is_help=Tru
 @app.command(cls=GroupedCommand)
 def summary(
     directories: Annotated[list[Path], argument("DIR...", "Directories with runs, at any depth.")],
-    matrix_file: Annotated[
-        Path | None,
-        option("--matrix FILE", _MATRIX, envvar="NSA_HARNESS_CI_MATRIX"),
-    ] = None,
+    matrix_file: Annotated[Path | None, option("--matrix FILE", _MATRIX, envvar="NSA_HARNESS_CI_MATRIX")] = None,
     out: Annotated[
         Path | None, option("--out FILE", "Also write the full summary to this file.", envvar="NSA_HARNESS_CI_OUT")
     ] = None,

@@ -101,8 +101,7 @@ def bisect(
     ranks: Ranks = 2,
     arg: Annotated[list[str] | None, option("--arg TEXT", _ARG, PROGRAM)] = None,
     env_arg: Annotated[
-        list[str] | None,
-        option("--env-arg NAME=TEXT", "An environment variable with a placeholder.", PROGRAM),
+        list[str] | None, option("--env-arg NAME=TEXT", "An environment variable with a placeholder.", PROGRAM)
     ] = None,
     outcome: Annotated[str, option("--outcome KIND", _OUTCOME, SEARCH)] = "same",
     budget: Annotated[
@@ -178,8 +177,7 @@ def bisect(
 def claim(
     context: typer.Context,
     targets: Annotated[
-        list[str] | None,
-        argument("[SCENARIO|FILE.py|KEY=VALUE|KEY=A,B]", _SIDES, autocompletion=scenario_names),
+        list[str] | None, argument("[SCENARIO|FILE.py|KEY=VALUE|KEY=A,B]", _SIDES, autocompletion=scenario_names)
     ] = None,
     commits: Annotated[str | None, option("--commits A..B", "Two commits of the repository.", SIDES)] = None,
     arg: Annotated[str | None, option("--arg =A,B", _SIDE_ARG, SIDES)] = None,
@@ -297,8 +295,7 @@ def ready(
     ],
     overrides: Annotated[list[str] | None, argument("[KEY=VALUE]", "Settings to change in every scenario.")] = None,
     checklist: Annotated[
-        Path | None,
-        option("--checklist FILE", "Your own phases and criteria, instead of the shipped ones.", SELECTION),
+        Path | None, option("--checklist FILE", "Your own phases and criteria, instead of the shipped ones.", SELECTION)
     ] = None,
     planned: Annotated[
         list[str] | None,

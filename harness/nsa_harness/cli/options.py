@@ -166,14 +166,15 @@ def typed_command() -> str:
 
 
 def run_options(
-    out: Path | None, probe: Probe, *, as_json: bool, no_redact: bool, git_diff: bool, no_values: bool = False
-) -> RunOptions:
+    out: Path | None, probe: Probe, *, as_json: bool, no_redact: bool, git_diff: bool = False, no_values: bool = False,
+    strict: bool = False, verbose: bool = False,
+) -> RunOptions:  # fmt: skip
     """Return the options that all commands share, with the command line that the user typed."""
     from nsa_harness.supervisor.storage.rundir import RunOptions
 
     return RunOptions(
         command=typed_command(), out=out, json=as_json, probe=probe.value, redact=not no_redact, git_diff=git_diff,
-        reads_values=not no_values,
+        reads_values=not no_values, strict=strict, verbose=verbose,
     )  # fmt: skip
 
 

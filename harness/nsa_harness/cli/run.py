@@ -132,12 +132,20 @@ def run(
 
     request = RunRequest(
         specs=(),
-        options=run_options(out, probe, as_json=as_json, no_redact=no_redact, git_diff=git_diff, no_values=no_values),
+        options=run_options(
+            out,
+            probe,
+            as_json=as_json,
+            no_redact=no_redact,
+            git_diff=git_diff,
+            no_values=no_values,
+            strict=strict,
+            verbose=verbose,
+        ),
         policy=Policy(repeat=repeat, retries=retries, maxfail=maxfail),
         jobs=parse_jobs(jobs),
         deepen=deepen,
     )
-    request = replace(request, options=replace(request.options, strict=strict, verbose=verbose))
     selection_args = [
         *(targets or ()),
         *(tag or ()),

@@ -21,6 +21,7 @@ from nsa_harness.cli.options import (
     Verbose,
     argument,
     option,
+    run_options,
     typed_command,
 )
 from nsa_harness.errors import UsageError
@@ -75,10 +76,10 @@ def watch(
 
     kind, hook = _parse_on_hang(on_hang)
     request = WatchRequest(
-        command=command, limits=observed_limits(limits or (), deadline, defaults=project_limits(Path.cwd())),
-        out=out, on_hang=kind, hook=hook,
-        probe=probe.value, json=as_json, quiet=quiet, command_line=typed_command(), redact=not no_redact,
-        git_diff=git_diff, reads_values=not no_values,
+        command=command, limits=observed_limits(limits or (), deadline), on_hang=kind, hook=hook, quiet=quiet,
+        options=run_options(
+            out, probe, as_json=as_json, no_redact=no_redact, git_diff=git_diff, no_values=no_values
+        ),
     )  # fmt: skip
     raise typer.Exit(run_watch(request))
 
@@ -120,12 +121,9 @@ def attach(
     from nsa_harness.core.scenario.observed_job import observed_limits
     from nsa_harness.supervisor.launch.project_file import project_limits
 
-    request = AttachRequest(
-        pid=chosen_job(_choose_job) if pid is None else pid, for_s=for_s,
-        limits=observed_limits(limits or (), defaults=project_limits(Path.cwd())), out=out, json=as_json,
-        command_line=typed_command(), redact=not no_redact, verbose=verbose,
-        reads_values=not no_values,
-    )  # fmt: skip
+    pid = chosen_job(_choose_job) if pid is None else pid
+    options = run_options(out, Probe.OFF, as_json=as_json, no_redact=no_redact, no_values=no_values, verbose=verbose)
+    request = AttachRequest(pid=pid, for_s=for_s, limits=observed_limits(limits or ()), options=options)
     raise typer.Exit(run_attach(request))
 
 

@@ -7,10 +7,10 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.evidence.live import FirstSnapshot, Progress
@@ -26,22 +26,15 @@ from nsa_harness.supervisor.storage.record import write_spec
 from nsa_harness.supervisor.storage.rundir import SPEC, AttemptDir
 from nsa_harness.supervisor.storage.safe_directory import SafeDirectory, fill_ballast, is_disk_full
 
+if TYPE_CHECKING:
+    from nsa_harness.commands.session import Interruption
+
 _GRACE_S = 1.0  # time between SIGTERM and SIGKILL
 _LOST = "{}, the directory of this attempt, was removed or replaced, or cannot be accessed, so nothing was judged"
 _STARTUP_PHASES = {"none", "start", "imported", "init"}
 
 Notify = Callable[[Callable[[Listener], None]], object]  # calls the given function for every listener
 ShouldStop = Callable[..., bool]  # takes the arguments of `prove`
-
-
-class Interrupts(Protocol):
-    """A counter of the Ctrl-C and SIGTERM signals that have arrived so far."""
-
-    @property
-    def count(self) -> int: ...
-
-    def watching(self) -> AbstractContextManager[None]:
-        """Return a context manager within which a second signal raises KeyboardInterrupt."""
 
 
 def run_one(
@@ -52,7 +45,7 @@ def run_one(
     probe: str,
     facts: MachineFacts,
     notify: Notify,
-    interruption: Interrupts,
+    interruption: Interruption,
     log: Path,
     devices: tuple[int, ...] | None = None,
     server: ForkServer | None = None,
@@ -106,7 +99,7 @@ def _follow(
     spec: RunSpec,
     attempt: AttemptDir,
     audience: AttemptAudience,
-    interruption: Interrupts,
+    interruption: Interruption,
     should_stop: ShouldStop | None,
 ) -> None:
     """Watch an attempt until it ends, then end all its remaining processes."""

@@ -10,12 +10,7 @@ from pathlib import Path
 
 from nsa_harness.commands.experiment import Experiment, ledger_side, open_experiment
 from nsa_harness.commands.run import judge_attempts
-from nsa_harness.core.experiment.claim import (
-    VerificationResult,
-    VerifyReport,
-    lowest_failure_rate,
-    verification_result,
-)
+from nsa_harness.core.experiment.claim import VerificationResult, VerifyReport, lowest_failure_rate, verification_result
 from nsa_harness.core.experiment.statistics import passes_to_show
 from nsa_harness.core.experiment.trial import FAILED_STATUSES, Signature, failure_signature, make_trial
 from nsa_harness.core.plan import RunSpec

@@ -53,14 +53,7 @@ from nsa_harness.supervisor.observe.observed_job import (
 )
 from nsa_harness.supervisor.storage.record import RunRecord, write_record
 from nsa_harness.supervisor.storage.redacted_files import redact_run
-from nsa_harness.supervisor.storage.rundir import (
-    AttemptDir,
-    RunDir,
-    RunOptions,
-    create_run,
-    lock_run,
-    working_directory,
-)
+from nsa_harness.supervisor.storage.rundir import AttemptDir, RunDir, RunOptions, working_directory
 from nsa_harness.texts import words
 
 _GRACE_S = 1.0  # time between SIGTERM and SIGKILL
@@ -79,30 +72,18 @@ class WatchRequest:
 
     command: tuple[str, ...]
     limits: Limits
-    out: Path | None
     on_hang: OnHang
     hook: str  # the user's command for --on-hang=exec, or ""
-    probe: str
-    json: bool  # print events instead of lines, to stderr because stdout belongs to the job
     quiet: bool
-    command_line: str  # the nsa-harness command as the user typed it
-    redact: bool = True
-    git_diff: bool = False
-    reads_values: bool = True
+    options: RunOptions  # with `json`, events are printed to stderr, because stdout belongs to the job
 
 
 def watch(request: WatchRequest) -> int:
     """Run and observe the command. Return its exit status, or 124 if nsa-harness ended it."""
     check_command(request.command)
     forwarder = SignalForwarder()
-    run = create_run(
-        request.out or Path("reports"),
-        redact=request.redact,
-        git_diff=request.git_diff,
-        reads_values=request.reads_values,
-    )
     end_dead_runs()
-    with lock_run(run):
+    with run_directory(request.options) as run:
         return WatchSession(request=request, run=run, forwarder=forwarder).run_command()
 
 
@@ -123,14 +104,9 @@ class WatchSession:
         self.output = WatchedCommandOutput(sys.stderr, quiet=self.request.quiet)
         self.spec = self._spec()
         self.record = RunRecord(
-            command=self.request.command_line,
-            harness=__version__,
-            machine=self.facts,
-            controller=os.getpid(),
-            plan=(self.spec,),
-            probe=self.request.probe,
-            plan_text=shipped_plan(),
-        )
+            command=self.request.options.command, harness=__version__, machine=self.facts, controller=os.getpid(),
+            plan=(self.spec,), probe=self.request.options.probe, plan_text=shipped_plan(),
+        )  # fmt: skip
         write_record(self.run, self.record)
 
     def run_command(self) -> int:
@@ -139,7 +115,7 @@ class WatchSession:
         clock: Callable[[], float] = lambda: time.monotonic() - began  # noqa: E731
         directory = self.run.directory
         with directory.open_for_append(self.run.events) as events, directory.open_for_append(self.run.log) as log:
-            screen = Events(sys.stderr, self.run.run_id, clock) if self.request.json else self.output
+            screen = Events(sys.stderr, self.run.run_id, clock) if self.request.options.json else self.output
             files = (Events(events, self.run.run_id, clock), WatchedCommandOutput(log, quiet=False))
             self.broadcast = Broadcast(listeners=(*files, screen))
             status = self._attempts()
@@ -151,9 +127,9 @@ class WatchSession:
         attempt = self.run.attempt(self.spec.scenario)
         self.broadcast(lambda listener: listener.on_plan(self.facts, [self.run.redaction.spec(self.spec)]))
         prepare(attempt, self.spec, self.facts)
-        child_command = start_watched_command(self.request.command, attempt, self.request.probe, self.forwarder)
+        child_command = start_watched_command(self.request.command, attempt, self.request.options.probe, self.forwarder)
         self.forwarder.follow(child_command.child.pid)
-        if not self.request.json:
+        if not self.request.options.json:
             self.output.print_start(self.run.path)
         ended_by_us = self._observe_as_long_as_stored(child_command, attempt)
         status = _HANG_CODE if ended_by_us else shell_status(child_command.child.wait())
@@ -187,7 +163,7 @@ class WatchSession:
                 child_command.release()
             outcome = self._judge(observation, self.number)
             self._report(outcome, is_final=True)
-            if must_end and not self.request.json:
+            if must_end and not self.request.options.json:
                 self.output.print_verdict(outcome, self.run.path, "nsa-harness ended the job")
             return must_end
 
@@ -240,7 +216,7 @@ class WatchSession:
         outcome = self._judge(observation, self.number)
         self._report(outcome)
         self.broadcast(lambda listener: listener.on_outcome(outcome, self.run.path))
-        if not self.request.json:
+        if not self.request.options.json:
             self.output.print_verdict(outcome, self.run.path, "the job is still running")
         if self.request.on_hang is OnHang.EXEC and ending in (Ending.STALL, Ending.DEADLINE):
             self._call_hook(observation)
@@ -321,12 +297,7 @@ class AttachRequest:
     pid: int
     for_s: float
     limits: Limits
-    out: Path | None
-    json: bool
-    command_line: str  # the nsa-harness command as the user typed it
-    redact: bool = True
-    verbose: bool = False
-    reads_values: bool = True
+    options: RunOptions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -349,13 +320,9 @@ def attach(request: AttachRequest) -> int:
     """Observe a running job and report on it. Return 124 for a HANG, 0 for progress, and 125 if neither is shown."""
     job = find_job(request.pid)
     spec, facts = _spec_of_job(request, job), machine_facts()
-    options = RunOptions(
-        out=request.out, json=request.json, probe="off", command=request.command_line, redact=request.redact,
-        verbose=request.verbose, reads_values=request.reads_values,
-    )  # fmt: skip
     with (
-        run_directory(options) as run,
-        session(run, options, (spec,), facts=facts, plan_file=shipped_plan()) as running,
+        run_directory(request.options) as run,
+        session(run, request.options, (spec,), facts=facts, plan_file=shipped_plan()) as running,
     ):
         attempt, notify = run.attempt(spec.scenario), running.broadcast
         notify(lambda listener: listener.on_plan(facts, [run.redaction.spec(spec)]))

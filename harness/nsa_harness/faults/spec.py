@@ -112,15 +112,6 @@ _DDP = "DistributedDataParallel"
 _DDP_OPTIONS = ("find_unused_parameters", "static_graph")
 
 
-def find_layer(root: Any, layer: int) -> Any:
-    """Return the model's layer with this number, or None if the model has no such layer.
-
-    The layer is the shallowest module whose qualified name has `layer` as its first number. If this module contains a
-    module named `attn`, return that module instead.
-    """
-    return dict(every_layer(root)).get(layer)
-
-
 def every_layer(root: Any) -> Iterator[tuple[int, Any]]:
     """Yield the number and the module of each layer of the model."""
     shallowest: dict[int, tuple[int, Any]] = {}

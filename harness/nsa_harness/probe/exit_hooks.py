@@ -240,18 +240,10 @@ class ExitCalls:
 
     def install(self) -> None:
         patch(
-            sys,
-            "exit",
-            "exit calls",
-            self._trouble,
-            before=lambda words, _: self._note_exit_call(words, thread=True),
+            sys, "exit", "exit calls", self._trouble, before=lambda words, _: self._note_exit_call(words, thread=True)
         )
         patch(
-            os,
-            "_exit",
-            "exit calls",
-            self._trouble,
-            before=lambda words, _: self._note_exit_call(words, thread=False),
+            os, "_exit", "exit calls", self._trouble, before=lambda words, _: self._note_exit_call(words, thread=False)
         )
 
     def watch_shutdown(self) -> None:

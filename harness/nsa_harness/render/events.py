@@ -95,27 +95,13 @@ class PlannedRun(TypedDict):
     notes: list[str] | None
 
 
-def _planned_run(spec: RunSpec | Skip) -> PlannedRun:
+def _planned_run(spec: RunSpec | Skip) -> dict[str, Any]:
+    """Return a planned run with the keys of `PlannedRun`."""
+    known: dict[str, Any] = {"name": spec.scenario, "about": spec.about}
     if isinstance(spec, Skip):
-        return {
-            "name": spec.scenario,
-            "about": spec.about,
-            "skip": spec.reason,
-            "spec_hash": None,
-            "ranks": None,
-            "backend": None,
-            "subject": None,
-            "deadline_s": None,
-            "notes": None,
-        }
-    return {
-        "name": spec.scenario,
-        "about": spec.about,
-        "skip": None,
-        "spec_hash": spec.spec_hash,
-        "ranks": spec.ranks,
-        "backend": spec.backend,
-        "subject": spec.subject,
-        "deadline_s": spec.limits.deadline_s,
-        "notes": list(spec.notes),
-    }
+        known |= {"skip": spec.reason}
+    else:
+        keys = ("spec_hash", "ranks", "backend", "subject")
+        known |= {**{key: getattr(spec, key) for key in keys}, "deadline_s": spec.limits.deadline_s}
+        known |= {"notes": list(spec.notes)}
+    return {key: known.get(key) for key in PlannedRun.__annotations__}

@@ -11,16 +11,7 @@ from nsa_harness.subject.files import is_launched_by
 
 # Keys that decide how the ranks cooperate, which kernels run, what is stored or recomputed, and the environment. A key
 # that ends in a dot stands for all keys below it.
-_HOW = (
-    "parallel.",
-    "gc.",
-    "run.env.",
-    "needs.",
-    "trace.",
-    "limits.",
-    "model.impl",
-    "model.compile",
-)
+_HOW = ("parallel.", "gc.", "run.env.", "needs.", "trace.", "limits.", "model.impl", "model.compile")
 # A key below one of these that does change the numbers: the hook rounds gradients before they are averaged.
 _WHAT = ("parallel.comm_hook",)
 

@@ -73,13 +73,7 @@ def branch_subject(scenario: Scenario) -> Subject:
 
 def nsa_options(scenario: Scenario, choice: MachineChoice) -> tuple[str, ...]:
     """Return the command-line arguments of nsa.train for a scenario."""
-    model, train, gc, parallel, trace = (
-        scenario.model,
-        scenario.train,
-        scenario.gc,
-        scenario.parallel,
-        scenario.trace,
-    )
+    model, train, gc, parallel, trace = (scenario.model, scenario.train, scenario.gc, scenario.parallel, scenario.trace)
     options: dict[str, str | int | float | bool | None] = {
         "shape": choice.shape,
         "layers": choice.layers,

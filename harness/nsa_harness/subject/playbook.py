@@ -5,17 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from nsa_harness.core.comparison.contrasts import (
-    Requirement,
-    Variable,
-    has_passed,
-    one_of,
-    other_than,
-    setting,
-)
-from nsa_harness.core.comparison.decisions import (
-    Playbook,
-)
+from nsa_harness.core.comparison.contrasts import Requirement, Variable, has_passed, one_of, other_than, setting
+from nsa_harness.core.comparison.decisions import Playbook
 from nsa_harness.core.comparison.hypotheses import (
     ENVIRONMENT_HYPOTHESES,
     NCCL_HYPOTHESIS,

@@ -27,13 +27,7 @@ from nsa_harness.core.scenario.scenario import (
 from nsa_harness.subject.environment import OVERRULED
 from nsa_harness.subject.options import SHAPES, MachineChoice, nsa_options, subject_line
 
-_DDP_ONLY = (
-    "static_graph",
-    "find_unused_parameters",
-    "broadcast_buffers",
-    "gradient_as_bucket_view",
-    "bucket_cap_mb",
-)
+_DDP_ONLY = ("static_graph", "find_unused_parameters", "broadcast_buffers", "gradient_as_bucket_view", "bucket_cap_mb")
 # Implementations that run only on a GPU, each with a phrase that a number of GPUs may follow.
 _ON_A_GPU = {
     Implementation.TRITON: "the fused kernels need",
@@ -79,10 +73,7 @@ def _model_contradictions(scenario: Scenario) -> Contradictions:
     if model.attention is Attention.NSA:
         alone = _ONE_BRANCH.get(model.impl)
         if alone is not None and model.branch != "all" and alone not in model.branch.split("+"):
-            yield (
-                ("model", "impl"),
-                f"computes {alone} alone, and branch is {model.branch}; remove one of them",
-            )
+            yield (("model", "impl"), f"computes {alone} alone, and branch is {model.branch}; remove one of them")
         return
     words = f"attention is {model.attention}"
     if model.branch != "all":

@@ -8,13 +8,7 @@ import textwrap
 from collections.abc import Iterable, Iterator, Sequence, Sized
 
 from nsa_harness.core.comparison.contrasts import FailureCounts
-from nsa_harness.core.comparison.hypotheses import (
-    Arm,
-    DeadlineEnd,
-    HypothesisAnswer,
-    HypothesisRow,
-    end_at_deadline,
-)
+from nsa_harness.core.comparison.hypotheses import Arm, DeadlineEnd, HypothesisAnswer, HypothesisRow, end_at_deadline
 from nsa_harness.core.diagnosis.confidence import CERTAIN
 from nsa_harness.core.evidence.host import NcclInfo
 from nsa_harness.core.outcome.wording import location, ranks_text

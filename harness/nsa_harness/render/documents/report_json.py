@@ -125,8 +125,7 @@ class OutcomeDetail(_FirstDetail, total=False):
         doc("memory of each rank at its start, at its last stack dump, and at the end of a run that failed"),
     ]
     signals: Annotated[
-        dict[int, str],
-        doc("for a HANG, how each rank would react to a signal, according to the kernel; none was sent"),
+        dict[int, str], doc("for a HANG, how each rank would react to a signal, according to the kernel; none was sent")
     ]
     nccl: Annotated[NcclInfo | None, doc("how NCCL connected the ranks, as read from its log; null if there is no log")]
     own_status: Annotated[
@@ -150,8 +149,7 @@ class StoredOutcome(TypedDict):
     flaky: Annotated[bool, doc("whether attempts with the same spec_hash have different verdicts")]
     phase: Annotated[Phase | None, doc("kind of the culprit's last progress event; or null")]
     culprit: Annotated[
-        Culprit | None,
-        doc("the ranks that others wait for or that made others fail, and where they are; or null"),
+        Culprit | None, doc("the ranks that others wait for or that made others fail, and where they are; or null")
     ]
     victims: Annotated[tuple[int, ...], doc("ranks that wait for the culprit")]
     last_step: Annotated[

@@ -11,17 +11,7 @@ from nsa_harness.core.comparison.decisions import Playbook, explained_failures, 
 from nsa_harness.core.comparison.hypotheses import Arm, HypothesisAnswer, HypothesisRow, hypothesis_rows, is_row_shown
 from nsa_harness.core.comparison.sweeps import sweeps
 from nsa_harness.core.experiment.why import WhyReport
-from nsa_harness.core.report import (
-    Artifact,
-    Outcome,
-    Report,
-    RuleAnswer,
-    RuleState,
-    Status,
-    TreeAnswer,
-    TreeStep,
-    Walk,
-)
+from nsa_harness.core.report import Artifact, Outcome, Report, RuleAnswer, RuleState, Status, TreeAnswer, TreeStep, Walk
 from nsa_harness.core.search.report import BisectReport
 from nsa_harness.render.answer import outcomes_in_full, sentence
 from nsa_harness.render.costs import COST_HEAD, cost_row, fit_lines
@@ -48,11 +38,7 @@ from nsa_harness.supervisor.storage.ledger import LedgerLine
 from nsa_harness.texts import words
 
 _RUNS_IN_A_CELL = 6
-_RULE_RESULTS = {
-    RuleState.MATCHED: "matched",
-    RuleState.NOT_MATCHED: "not matched",
-    RuleState.UNANSWERED: "undecided",
-}
+_RULE_RESULTS = {RuleState.MATCHED: "matched", RuleState.NOT_MATCHED: "not matched", RuleState.UNANSWERED: "undecided"}
 
 
 def report_sections(

@@ -22,12 +22,7 @@ from nsa_harness.core.report import RUNS_ON, Finding, MachineFacts, Outcome, Rep
 from nsa_harness.render import answer, sections
 from nsa_harness.render.costs import fit_lines
 from nsa_harness.render.sections import Section, evidence_sections
-from nsa_harness.render.terminal.answer import (
-    ANSWER_LABEL_WIDTH,
-    answer_lines,
-    headline,
-    ranks_table,
-)
+from nsa_harness.render.terminal.answer import ANSWER_LABEL_WIDTH, answer_lines, headline, ranks_table
 from nsa_harness.render.terminal.layout import NARROW, bar, command, labelled, paragraph, table
 from nsa_harness.render.text import escape, escaped
 from nsa_harness.texts import words

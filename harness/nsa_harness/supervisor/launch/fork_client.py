@@ -30,13 +30,7 @@ from typing import IO, Any
 from nsa_harness.core.plan import Launcher, RunSpec
 from nsa_harness.core.raw_bytes import with_raw_bytes
 from nsa_harness.core.scenario.env_names import CUDA_PREFIXES
-from nsa_harness.supervisor.launch.launcher import (
-    SUBJECT,
-    LaunchedRun,
-    is_plain_command,
-    launch,
-    shared_environment,
-)
+from nsa_harness.supervisor.launch.launcher import SUBJECT, LaunchedRun, is_plain_command, launch, shared_environment
 from nsa_harness.supervisor.launch.watchdog import send_order
 from nsa_harness.supervisor.storage.rundir import AttemptDir
 

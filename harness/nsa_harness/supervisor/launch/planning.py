@@ -362,7 +362,7 @@ def file_argument(name: str, working_dir: Path) -> str:
 
 
 def spec_in_checkout(spec: RunSpec, tree: Path) -> RunSpec:
-    """Return the spec changed to run in `tree`, a checkout of another commit, with its copy of nsa.train."""
+    """Return the spec changed to run in `tree`, a checkout of another commit, with the copy of our program in it."""
     shipped_program = next(
         (tree / directory for directory in IN_CHECKOUT if (tree / directory / "train.py").is_file()), SUBJECT
     )

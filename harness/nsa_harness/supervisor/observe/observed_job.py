@@ -220,10 +220,7 @@ class Hook:
             "/bin/sh",
             ["sh", "-c", self.command],
             os.environ,
-            file_actions=[
-                (os.POSIX_SPAWN_OPEN, 0, str(self.document), os.O_RDONLY, 0),
-                (os.POSIX_SPAWN_DUP2, 2, 1),
-            ],
+            file_actions=[(os.POSIX_SPAWN_OPEN, 0, str(self.document), os.O_RDONLY, 0), (os.POSIX_SPAWN_DUP2, 2, 1)],
             setpgroup=0,
             setsigmask=(),  # otherwise the command would inherit the blocked signals of this process
         )
@@ -362,15 +359,7 @@ def shell_status(returncode: int) -> int:
 
 
 FORWARDED = frozenset(
-    {
-        signal.SIGINT,
-        signal.SIGTERM,
-        signal.SIGHUP,
-        signal.SIGQUIT,
-        signal.SIGUSR1,
-        signal.SIGUSR2,
-        signal.SIGWINCH,
-    }
+    {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGWINCH}
 )
 _ENDING = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT})
 _SI_KERNEL = 0x80

@@ -28,10 +28,7 @@ def last_matches(expressions: Mapping[str, str], text: str, limit_s: float = LIM
     """Map each expression's name to group 1 of its last match, if any. Raise EndlessExpression after `limit_s`."""
     request = json.dumps([limit_s, list(expressions.values()), text])
     process = subprocess.Popen(
-        [sys.executable, "-I", "-S", __file__],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
+        [sys.executable, "-I", "-S", __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
     )
     try:
         output, _ = process.communicate(request.encode(), timeout=_WAIT_S)

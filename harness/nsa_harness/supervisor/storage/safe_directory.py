@@ -164,10 +164,6 @@ class SafeDirectory:
         facts = self._status(path)
         return facts is not None and stat.S_ISREG(facts.st_mode)
 
-    def is_link(self, path: Path) -> bool:
-        facts = self._status(path)
-        return facts is not None and stat.S_ISLNK(facts.st_mode)
-
     def size_bytes(self, path: Path) -> int:
         """Return the size of a regular file, or 0 if there is no such file."""
         facts = self._status(path)

@@ -213,10 +213,7 @@ class Watch:
     def __post_init__(self) -> None:
         dumps = self.attempt.dumps.resolve()
         sampler = StackSampler(
-            origin_ns=self.job.origin_ns,
-            probe_dir=self.job.probe_dir,
-            dumps=dumps,
-            redaction=self.attempt.redaction,
+            origin_ns=self.job.origin_ns, probe_dir=self.job.probe_dir, dumps=dumps, redaction=self.attempt.redaction
         )
         self.ranks = self.policy.find_ranks(spec=self.spec, job=self.job, sampler=sampler)
         self.snapshots = Snapshots(
