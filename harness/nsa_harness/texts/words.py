@@ -180,15 +180,6 @@ def statement(place: Place) -> str:
     return (place.text or "").rpartition("\n")[2].strip()
 
 
-def source_lines(place: Place) -> Iterator[str]:
-    """Yield numbered source lines up to the given location, whose own line is marked with "▸"."""
-    lines = textwrap.dedent(place.text).split("\n") if place.text else []
-    digits = len(str(place.line or ""))
-    for offset, line in enumerate(lines, start=1 - len(lines)):
-        number = "" if place.line is None else max(place.line + offset, 1)
-        yield f"{' ' if offset else '▸'} {number:>{digits}} │ {line}"
-
-
 def numbered_lines(around: Place, marked_line: int | None) -> Iterator[str]:
     """Yield numbered source lines, the last of which is that of `around`, and one of which is marked with "▸"."""
     lines = textwrap.dedent(around.text or "").split("\n")
@@ -531,10 +522,6 @@ def cost(row: HypothesisRow) -> str:
 
 def untested_note(number: int) -> str:
     return f"Not tested by these runs: {number} more, listed below with the command that tests each."
-
-
-def hypothesis_answer(row: HypothesisRow) -> tuple[str, str]:
-    return row.hypothesis.text, row.answer.value
 
 
 def hypothesis_in_line(row: HypothesisRow) -> str:

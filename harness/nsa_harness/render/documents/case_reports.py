@@ -82,7 +82,7 @@ def _explanation(outcome: Outcome) -> Iterator[str]:
     place, cause = outcome.culprit.place if outcome.culprit else None, answer.cause_of(outcome)
     if place:
         yield f"look at {words.place_name(place)} {words.place_details(place)}".rstrip()
-        yield from words.source_lines(place)
+        yield from words.numbered_lines(place, place.line) if place.text else ()
     for stack in outcome.stacks:
         yield from answer.stack_lines(stack)
     if raised := answer.raised(outcome):

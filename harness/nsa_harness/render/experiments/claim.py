@@ -144,9 +144,10 @@ def fixed_text(report: ClaimReport) -> str:
     if is_fixed is FixStatus.NO:
         return f"no: it still fails with it ({second} runs)"
     needed_passes = passes_to_show(first.bad, first.judged, confidence)
-    would_show = f"a failure as frequent as without it ({first}) would show within {_passes(needed_passes)}"
+    passes = words.plural(needed_passes, "pass")
+    would_show = f"a failure as frequent as without it ({first}) would show within {passes}"
     if is_fixed is FixStatus.YES:
-        return f"yes: {_passes(second.judged)}; {would_show}"
+        return f"yes: {words.plural(second.judged, 'pass')}; {would_show}"
     highest_rate = percent(second.interval(confidence)[1])
     missing = needed_passes - second.judged
     return (
@@ -171,10 +172,6 @@ def computes_text(report: ClaimReport) -> str:
     return f"different numbers: {difference_text(comparison)}{caveat}"
 
 
-def _passes(number: int) -> str:
-    return "1 pass" if number == 1 else f"{number} passes"
-
-
 def effect_text(effect: Effect) -> str:
     """Return a text such as "1.2 s (3 passes) without it, 1.5 s (3 passes) with it: +25 %"."""
     first, second = (_spread(effect, spread) for spread in (effect.first, effect.second))
@@ -189,7 +186,7 @@ def _spread(effect: Effect, spread: Spread | None) -> str:
         return words.UNKNOWN
     middle, low, high = (_quantity(effect.unit, value) for value in (spread.middle, spread.low, spread.high))
     spans = f"{low} to {high}, " if low != high else ""
-    return f"{middle} ({spans}{_passes(spread.count)})"
+    return f"{middle} ({spans}{words.plural(spread.count, 'pass')})"
 
 
 def _quantity(unit: str, value: float) -> str:
@@ -241,8 +238,8 @@ def needs_text(report: VerifyReport) -> str:
     """Return the number of passes needed to show that the failure is fixed, and the reason for this number."""
     bad, of = report.lowest_count
     return (
-        f"{_passes(report.passes_needed)} without a failure to count as fixed: a failure as frequent as before"
-        f" ({bad} of {of}) would then have shown with {percent(report.confidence)} confidence"
+        f"{words.plural(report.passes_needed, 'pass')} without a failure to count as fixed: a failure as frequent as"
+        f" before ({bad} of {of}) would then have shown with {percent(report.confidence)} confidence"
     )
 
 

@@ -374,7 +374,7 @@ def picture(report: BisectReport) -> Picture | None:
     if not report.probes:
         return None
     subject, answer = report.subject, _answer(report)
-    items_text = bisect_words.count_text(len(subject.items), subject.noun)
+    items_text = words.plural(len(subject.items), subject.noun)
     probe_rows = tuple(_draw_row(subject, row) for row in islice(rows(report), MAX_DRAWN_ROWS))
     return Picture(
         title=f"{words.plural(len(report.probes), 'probe')} over "

@@ -54,7 +54,7 @@ def question(report: BisectReport) -> str:
         case SubjectForm.PARTS:
             return f"which {nouns} of the attention make it {fail}?"
         case SubjectForm.KEYS | SubjectForm.FILE:
-            return f"which of {count_text(len(subject.items), subject.noun)} make it {fail}?"
+            return f"which of {words.plural(len(subject.items), subject.noun)} make it {fail}?"
     return f"which {nouns} make it {fail}?"
 
 
@@ -63,11 +63,6 @@ def failure_verb(signature: Signature | None) -> str:
     if signature is not None and signature.verdict == SLOW:
         return "is slow"
     return "hangs" if signature is not None and signature.verdict == Status.HANG else "fails"
-
-
-def count_text(count: int, noun: str) -> str:
-    """Return a number with its noun, such as "1 layer" or "12 layers"."""
-    return f"{count} {noun if count == 1 else plural(noun)}"
 
 
 def range_text(subject: Subject, open_: tuple[int, int]) -> str:
@@ -118,7 +113,7 @@ def headline(report: BisectReport) -> str:
             count = answer.items[0]
             if subject.in_a_row and count > 1:
                 return f"any {count} consecutive {plural(subject.noun)}"
-            return f"any {count_text(count, subject.noun)}, whichever {'it is' if count == 1 else 'they are'}"
+            return f"any {words.plural(count, subject.noun)}, whichever {'it is' if count == 1 else 'they are'}"
         case AnswerKind.CHOICE:
             passing = [index for index in range(len(subject.items)) if index not in (*answer.items, *answer.open)]
             return items_text(subject, answer.items) + (f", not {items_text(subject, passing)}" if passing else "")
@@ -271,7 +266,7 @@ def items_text(subject: Subject, indices: Collection[int]) -> str:
     noun = subject.noun if len(indices_in_order) == 1 else plural(subject.noun)
     if subject.form is SubjectForm.LAYERS:
         return f"{noun} {describe_layers([int(str(subject.items[index])) for index in indices_in_order])}"
-    return f"{noun} {_join_texts([subject.label(index) for index in indices_in_order])}"
+    return f"{noun} {words.listing([subject.label(index) for index in indices_in_order] or ['none'])}"
 
 
 def item_text(subject: Subject, index: int) -> str:
@@ -312,7 +307,7 @@ def _threshold(subject: Subject, length: int) -> str:
         return f"{subject.noun} {subject.label(index)} is the first bad one"
     if subject.ordered:
         return f"{subject.noun} {subject.label(index)} and above, not {value_below(subject, index)}"
-    return f"the first {count_text(length, subject.noun)}"
+    return f"the first {words.plural(length, subject.noun)}"
 
 
 def _zone_verb(report: BisectReport, zone: Zone) -> str:
@@ -347,10 +342,6 @@ def _zone_span(subject: Subject, zone: Zone, last: Zone) -> str:
 def _short_value(subject: Subject, length: int) -> str:
     whole = value_below(subject, length)
     return whole.partition(" ")[0] if subject.form is SubjectForm.COMMIT else whole
-
-
-def _join_texts(texts: Sequence[str]) -> str:
-    return texts[0] if len(texts) == 1 else f"{', '.join(texts[:-1])} and {texts[-1]}" if texts else "none"
 
 
 def _rate_interval(bad: int, judged: int) -> str:

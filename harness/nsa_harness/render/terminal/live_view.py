@@ -89,15 +89,11 @@ def _plan_lines(view: View, width: int) -> Iterator[str]:
     by_verdict = [(status, sum(attempt.status is status for attempt in final)) for status in words.LOUDEST_FIRST]
     surprises = sum(not attempt.expected for attempt in final)
     parts = [f"{done_count} of {run_count} done"]
-    parts += [f"about {_rough_seconds(view.left_s)} left"] if view.left_s is not None else []
+    parts += [f"about {words.whole_seconds(view.left_s)} left"] if view.left_s is not None else []
     parts += [f"{count} {status.value}" for status, count in by_verdict if count]
     parts += [f"{surprises} not as expected"] if surprises else []
     line = " · ".join(part.replace(" ", "\N{NO-BREAK SPACE}") for part in parts)
     yield from (cropped(text, width) for text in paragraph(line, width, "  "))
-
-
-def _rough_seconds(seconds: float) -> str:
-    return f"{max(round(seconds), 1)} s" if seconds < 99.5 else words.seconds(float(round(seconds)))
 
 
 def _head(running: RunningAttempt, width: int) -> str:

@@ -277,7 +277,8 @@ def _hypotheses(report: Report, playbook: Playbook, width: int) -> Iterator[str]
     if all(row.answer is HypothesisAnswer.NOT_TESTED for row in rows):
         return
     head = ("hypothesis", "result", "because")
-    lines = list(table(head, [(*words.hypothesis_answer(row), words.hypothesis_because(row)) for row in rows], width))
+    cells = [(row.hypothesis.text, row.answer.value, words.hypothesis_because(row)) for row in rows]
+    lines = list(table(head, cells, width))
     yield ""
     if len(lines) == len(rows) + 1:
         yield from lines
