@@ -388,10 +388,7 @@ class Bisection(SearchProgress):
             self.signature = Signature(verdict=verdict, cause=cause, place=place)
 
     def _learn_step_time(self, good: ProbeReport) -> None:
-        """Record the step time of a passing run, from which the limit for slow steps is computed.
-
-        The threshold must not change after a test run was compared with it. The caller must hold the lock.
-        """
+        """Record a passing run's step time until there is a limit for slow steps. The caller must hold the lock."""
         if good.step_s is None or self.slow_from_s is not None:
             return
         self.baseline_s.append(good.step_s)

@@ -58,11 +58,7 @@ def _outcomes(path: Path | None, parent: Path) -> Sequence[Outcome]:
 
 
 def _add_sweep(sweep: Sweep, requested_size: RequestedSize, answer: Answer) -> None:
-    """Add the measurements, the fit and the prediction from one sweep to `answer`.
-
-    If the sweep has a run at half the requested size, that run is excluded from the fit and checks its prediction.
-    Otherwise the answer shows the command for such a run.
-    """
+    """Add a sweep's measurements, fit and prediction, checked by a run at half the size if there is one."""
     size = _size(sweep, requested_size)
     half = None if size is None else _half(sweep, size)
     check = next((cell for cell in sweep.cells if cell.cost and size_of(cell.cost) == half), None)

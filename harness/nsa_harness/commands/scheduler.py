@@ -79,11 +79,7 @@ class Execution:
             self.attempts[outcome.spec.scenario].append(outcome)
 
     def carry_out(self, specs: Sequence[RunSpec | Skip], jobs: int | None, *, crowded: bool = False) -> None:
-        """Launch each scenario as often as the policy requires.
-
-        `jobs`: how many run in parallel, or None for as many as cores, GPUs and memory allow. `crowded`: run all of
-        them in parallel, even if memory or cores do not suffice.
-        """
+        """Launch each scenario as the policy requires, `jobs` in parallel, or all at once if it is `crowded`."""
         for skip in specs:
             if isinstance(skip, Skip):
                 self._skip(skip)

@@ -264,10 +264,7 @@ _HANG_UPS = (signal.SIGHUP, signal.SIGQUIT)
 
 
 def _discard_lost_terminals() -> None:
-    """Redirect stdout and stderr to /dev/null if their terminal was closed.
-
-    Otherwise the final flush would fail, and Python would exit with its own code.
-    """
+    """Redirect stdout and stderr to /dev/null if their terminal was closed, so that the final flush works."""
     for stream in (1, 2):
         try:
             os.tcgetpgrp(stream)

@@ -231,10 +231,7 @@ def _region(fields: Sequence[str]) -> tuple[int, int]:
 
 
 def _write(region: tuple[int, int], entries: Sequence[bytes]) -> None:
-    """Write `entries`, separated by NULs, to a region of memory. Raise ValueError if they do not fit.
-
-    The first byte is written last, so another process never reads a partial value of RANK.
-    """
+    """Write `entries` with NULs between them, the first byte last. Raise ValueError if they do not fit."""
     start, end = region
     text = b"\0".join(entries)
     if len(text) >= end - start:

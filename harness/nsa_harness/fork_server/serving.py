@@ -79,12 +79,8 @@ def serve(control: socket.socket) -> Program:
     return _become_launcher(order, title, import_output, bindings)
 
 
-def _preload(names: Sequence[str]) -> list[EarlyBinding]:
-    """Import torch, other modules that most programs need, and the modules `names`.
-
-    Return the references to torch.distributed in the modules that a program would import only after the probe has
-    started.
-    """
+def _preload() -> list[EarlyBinding]:
+    """Import torch and modules that most programs need. Return their references to torch.distributed."""
     for name in PROBE_TRIGGERS:
         importlib.import_module(name)
     modules_before = set(sys.modules)

@@ -320,10 +320,7 @@ class Operation(CallArguments):
         return slot
 
     def _note_reduction(self, arguments: Any, options: Any) -> None:
-        """During the first step, record the tensor passed to an all_reduce over all ranks.
-
-        Such a call may reduce the gradients of models without DDP, which shows that they are replicas.
-        """
+        """Record a tensor that is reduced over all ranks in the first step: models without DDP may be replicas."""
         self._reductions_left = (
             0 if self._status_file.step > 1 or self._status_file.is_step_done else self._reductions_left - 1
         )

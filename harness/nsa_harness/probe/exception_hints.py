@@ -271,11 +271,7 @@ def names_checkpoint(code: CodeType) -> bool:
 
 
 def in_place_lines(code: CodeType, operation: str) -> Iterator[tuple[int, bool]]:
-    """Yield each line of `code` that changes a tensor in place.
-
-    Each item is (line, is_saved), where `is_saved` tells whether the tensor is an output of `operation`. A line that
-    adds an integer is a counter and is skipped.
-    """
+    """Yield each line of `code` that changes a tensor in place, and whether that is an output of `operation`."""
     operation_outputs: set[str] = set()
     for line, statement in _statements(code):
         target, stored_names = (

@@ -113,10 +113,7 @@ class CaughtExceptions:
 
 
 def _left_another_module(trace: Any) -> bool:
-    """Return whether the exception has already propagated out of the forward method of an inner module.
-
-    The id of an exception does not suffice, because a new exception can have the address of an old one.
-    """
+    """Return whether the exception has left an inner module's forward. Its id could be that of an older one."""
     calls, inner = trace.tb_frame.f_code, trace.tb_next
     while inner is not None and inner.tb_frame.f_code is not calls:
         inner = inner.tb_next

@@ -85,10 +85,7 @@ class ExitEvidence:
             os.register_at_fork(after_in_child=faulthandler.disable)
 
     def remember_exception(self, error: BaseException | None) -> None:
-        """Remember the exception that was being handled when the program called exit.
-
-        It is written only when the process exits, because the program may catch SystemExit and continue.
-        """
+        """Remember the exception handled at a call of exit. It is written at the exit, which may not come."""
         if error is not None:
             self._exit_exception = error, time.monotonic_ns()
 
@@ -264,11 +261,7 @@ class ExitCalls:
             self._trouble.attempt("shutdown", lambda: self._status_file.write_event(shutdown))
 
     def _note_exit_call(self, arguments: tuple[Any, ...], *, thread: bool) -> None:
-        """Record which line of the program calls sys.exit or os._exit.
-
-        `thread` is True for sys.exit. Outside of the main thread, sys.exit is ignored, because it ends only that
-        thread.
-        """
+        """Record the line of an exit call. `thread`: it is sys.exit, which counts only in the main thread."""
         if (thread and _thread.get_ident() != self._main_thread) or os.getpid() != self._pid:
             return  # a forked child has no status file
         frame = sys._getframe(3)

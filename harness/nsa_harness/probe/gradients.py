@@ -76,11 +76,7 @@ class GradientSamples:
             self._add_sample(result, parameters, with_gradient, owners)
 
     def records(self, *, by_hand: bool) -> Iterator[dict[str, Any]]:
-        """Yield one record for each sampled model.
-
-        Missing gradients are reported only if `by_hand` is True: the program uses no optimizer of torch, so no
-        optimizer hook has checked for them.
-        """
+        """Yield a record per sampled model. `by_hand`: no optimizer hook has looked for missing gradients."""
         for result in self._all:
             yield {
                 "at": "gradients",

@@ -353,10 +353,7 @@ class HealthSampler:
         }
 
     def _safely(self, piece: str, do: Callable[..., None]) -> Callable[..., None]:
-        """Return a function that calls `do` but never raises an exception.
-
-        The first exception is recorded under the name `piece`. Afterwards the function does nothing.
-        """
+        """Return `do` as a function that never raises. After its first error, which is recorded, it does nothing."""
         is_active = [True]
 
         def safely(*arguments: Any) -> None:

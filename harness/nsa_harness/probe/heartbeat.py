@@ -23,11 +23,7 @@ THREAD_NAME = "nsa-harness-beat"
 
 
 class Heartbeat:
-    """A daemon thread that periodically shows that this process is still running Python code.
-
-    Each heartbeat also calls the functions in `pieces`. A function that raises is never called again, and the error is
-    recorded under its name.
-    """
+    """A daemon thread that shows that Python still runs. It calls each of `pieces` until that raises."""
 
     def __init__(
         self,

@@ -202,11 +202,7 @@ def _replace(owner: Any, name: str, original: Any, replacement: Any, also: Itera
 
 
 def compiling_test(torch: Any) -> Callable[[], bool]:
-    """Return a function that tells whether torch.compile is tracing.
-
-    torch.compile replaces a call of is_compiling by the constant True. So a patch that calls it first adds nothing to
-    the compiled graph.
-    """
+    """Return a function that tells whether torch.compile is tracing, without a trace in the compiled graph."""
     compiler = getattr(torch, "compiler", None)
     return getattr(compiler, "is_compiling", None) or (lambda: False)
 
@@ -228,11 +224,7 @@ def after_import(names: Sequence[str], then: Callable[[], None], trouble: Troubl
 
 
 class _ImportWatcher:
-    """An import finder that detects when the awaited modules have been imported.
-
-    It finds an awaited module through the other finders, and patches its loader to learn when the module has been
-    executed.
-    """
+    """An import finder that patches the loaders of awaited modules, to learn when these have been executed."""
 
     def __init__(self, missing: set[str], then: Callable[[], None], trouble: TroubleLog) -> None:
         self._missing = missing

@@ -32,11 +32,7 @@ def foreign_code(torch: Any) -> tuple[str, str, str]:
 
 
 def innermost_own(frame: Any, foreign: tuple[str, ...]) -> Any:
-    """Return the innermost frame that belongs to the program's own code.
-
-    If there is none, return the innermost frame of an installed package. Return None if the file of every frame begins
-    with one of the prefixes `foreign`.
-    """
+    """Return the innermost frame of the program, else of an installed package, or None if all are `foreign`."""
     first = own = innermost(frame, foreign)
     while own is not None and is_installed(own.f_code.co_filename):
         own = innermost(own.f_back, foreign)

@@ -68,11 +68,7 @@ class LiveReplica:
         return set() if model is None else {id(parameter) for parameter in model.parameters()}
 
     def sample(self) -> dict[str, Any]:
-        """Return checksums over the model's current parameters.
-
-        There is a checksum of the whole model, and a checksum, norm and sum for each of its parts. Costs about 3 us per
-        parameter, plus the time to read its bytes.
-        """
+        """Return checksums of the model, and a checksum, norm and sum per part, in about 3 us per parameter."""
         model: Any = self.model()
         parts = list(_parts(_ddp_parameters(model)))
         count = max(1, sum(len(parameters) for _, parameters in parts))
@@ -137,11 +133,7 @@ def watch(note_model: Callable[[Any], object], trouble: TroubleLog) -> None:
 
 
 def _ddp_parameters(model: Any) -> list[tuple[str, Any]]:
-    """Return the named parameters whose gradients DDP reduces.
-
-    Parameters that need no gradient, that are excluded by name, or that are sharded are skipped. From many parameters,
-    an evenly spaced sample is taken.
-    """
+    """Return the named parameters whose gradients DDP reduces and that are not sharded, or a sample of many."""
     ignored_names = getattr(model, "parameters_to_ignore", ())
     inner = model.module if hasattr(model, "parameters_to_ignore") else model
     every = [

@@ -169,11 +169,7 @@ class StatusFileWriter:
         self._write(self.event_slot(), _monotonic_ns(), event)
 
     def finish_step(self, gradients: int = 0) -> None:
-        """Record that the current optimizer step is finished.
-
-        Events before the next batch or forward still belong to this step. `gradients` is the number of parameters that
-        had a gradient when the optimizer began.
-        """
+        """Record that the optimizer step, which began with `gradients` gradients, is finished."""
         self.begin_step()
         at = protocol.STEPS_AT + (self.step - 1) % protocol.STEPS * protocol.STEP.size
         protocol.STEP.pack_into(self._memory, at, self.step, _monotonic_ns(), gradients, self._position)
@@ -286,10 +282,7 @@ class StatusFileWriter:
             protocol.LOADER.pack_into(self._memory, at, number, batches, iterators, chain, ended)
 
     def write_key(self, slot: int, count: int, chain: int, key: bytes) -> None:
-        """Record that a line of the program has set the store key `key`.
-
-        `count` is how often this line has set a key, `chain` is its node number, and `slot` the index of its record.
-        """
+        """Record that the line `chain` has set the store key `key` for the `count`-th time, in record `slot`."""
         at, stored_key = protocol.KEYS_AT + slot * protocol.KEY.size, key[-protocol.KEY_LIMIT :]
         protocol.KEY.pack_into(self._memory, at, count, _monotonic_ns(), chain, len(stored_key), stored_key)
 

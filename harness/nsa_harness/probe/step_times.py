@@ -100,10 +100,7 @@ class StepTimes:
         return {"times_us": [len(rows), *(sorted(column)[len(rows) // 2] // _US for column in columns)]}
 
     def _delayed_ns(self) -> int:
-        """Return how long the main thread was ready to run in total but had no CPU, or 0 if Linux does not count it.
-
-        The file stays open, because opening it takes longer than all other measurements of a step.
-        """
+        """Return how long the main thread was ready to run but had no CPU. The file stays open, which is faster."""
         if self._delay_file is None:
             try:
                 self._delay_file = os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)

@@ -55,11 +55,7 @@ class Handle:
 
 
 class OngoingWait:
-    """A call in progress that could block its thread.
-
-    `outer` is the number of the collective call around it, or 0 if there is none. `keys` are the store keys that it
-    waits for, or None.
-    """
+    """A call in progress that could block: the collective call around it, or 0, and its store keys, or None."""
 
     __slots__ = ("began_ns", "handle", "keys", "number", "outer", "thread")
 
@@ -232,10 +228,7 @@ class _Keys:
 
 
 def watch_handles(c10d: Any, waits: Waits, is_compiling: Callable[[], bool]) -> None:
-    """Patch `work.wait()` and similar methods to record which asynchronous handles the program uses.
-
-    When torch itself calls `work.wait()` inside a collective, the wait is part of this collective and is not recorded.
-    """
+    """Patch `work.wait()` and similar methods, outside of collectives, to record which handles are used."""
 
     def begin(arguments: Any, _options: Any) -> OngoingWait | None:
         return None if waits.current_call.state[0] else waits.begin(waits.note_query(arguments[0]), None)
@@ -250,10 +243,7 @@ def watch_handles(c10d: Any, waits: Waits, is_compiling: Callable[[], bool]) -> 
 
 
 def key_text(keys: Any) -> str:
-    """Return one or more store keys as one string that fits into the status file.
-
-    If the first key alone is too long, its start is cut off, because the end of a key often names the rank.
-    """
+    """Return store keys as one string that fits into the status file. Of a long key, only the end is kept."""
     names = [str(name) for name in (keys if isinstance(keys, (list, tuple)) else (keys,))]
     return ",".join(_shorten(names))
 

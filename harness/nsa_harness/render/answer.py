@@ -104,10 +104,7 @@ def advice(outcome: Outcome) -> str:
 
 
 def why_look_at(outcome: Outcome) -> str:
-    """Return which ranks the line to look at concerns, and why it is shown.
-
-    Example: "rank 0: this condition decides what it does". Return "" if no line is known.
-    """
+    """Return why the line is shown, such as "rank 0: this condition decides what it does", or "" without a line."""
     culprit = outcome.culprit
     if culprit is None or culprit.place is None:
         return ""
@@ -148,11 +145,7 @@ def frame_namer(stacks: Sequence[CallStack]) -> Callable[[Place], str]:
 
 
 def short_names(places: Iterable[Place]) -> Callable[[Place], str]:
-    """Return a function that shortens each location in `places` to a name such as "train.py:41".
-
-    The directory is added ("data/train.py:3") if several files in `places` have the same name. The name is "" if the
-    file is unknown.
-    """
+    """Return a function that shortens places to "train.py:41", or "data/train.py:3" if file names are not unique."""
     files_per_name = Counter(_path_end(file, 1) for file in {place.file for place in places if place.file})
 
     def name(place: Place) -> str:

@@ -1,8 +1,4 @@
-"""Build the complete command line for nsa.train, so that a stored run can be repeated.
-
-The sizes of the named model shapes are repeated in this module, because the harness never imports nsa. A test compares
-them with nsa.config.
-"""
+"""Build the complete command line for nsa.train. A test compares the sizes in this module with nsa.config."""
 
 from __future__ import annotations
 

@@ -396,11 +396,7 @@ def torch_facts(environ: Mapping[str, str] | None = None) -> TorchFacts | Unknow
 
 
 def module_facts(module: str, package: str, environ: Mapping[str, str] | None = None) -> ModuleFacts:
-    """Check in a child process whether a module can be imported, and find its version.
-
-    A module that was built for another torch exists, but cannot be imported. `package` is the name of its distribution,
-    which has the version.
-    """
+    """Check in a child process whether a module can be imported, and find the version of its `package`."""
     answer = _facts_of(_MODULE, module, package, environ=environ)
     if isinstance(answer, UnknownFacts):  # the import ended the process or took too long, so the module exists
         return ModuleFacts(version="a build", trouble=answer.why)

@@ -37,11 +37,7 @@ def in_words(diagnosis: Diagnosis) -> Words:
 
 
 def with_words(outcomes: Sequence[Outcome]) -> tuple[Outcome, ...]:
-    """Return the outcomes with the sentences for their findings and for the results of diagnostic reruns filled in.
-
-    Findings without a claim get their claim and advice. The outcome of a diagnostic rerun gets `rerun_answer`, the
-    claim of the finding that it led to.
-    """
+    """Return the outcomes with the sentences for their findings and diagnostic reruns filled in."""
     with_claims = tuple(map(_with_claims, outcomes))
     return tuple(
         replace(outcome, rerun_answer=outcome.rerun_answer or _rerun_claim(outcome, with_claims))

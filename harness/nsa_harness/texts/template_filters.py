@@ -213,10 +213,7 @@ _SHORT_S = 0.1  # shorter steps are shown in milliseconds
 
 
 def pace(speed: Mapping[str, Any], elapsed_s: float | None = None) -> str:
-    """Describe the training speed, such as "3 steps done, 4.0 s per step, at this rate all 8 would end after 65 s".
-
-    `elapsed_s`: seconds until the run was ended, or None if this is not known.
-    """
+    """Describe a speed, such as "3 steps done, 4.0 s per step, at this rate all 8 would end after 65 s"."""
     text, step_s = f"{number_of(speed['steps_done'], 'step')} done", speed["step_s"]
     if step_s is not None:
         text += f", {step_s * 1000:.1f} ms per step" if step_s < _SHORT_S else f", {step_s:.1f} s per step"
@@ -262,10 +259,7 @@ def missing_on_rank(trace: Mapping[str, Any]) -> str:
 
 
 def first_few(names: Sequence[str], count: int | None = None, *, most: int = 3, of: str = "") -> str:
-    """Return the first names and the number of further ones, such as "a, b, c and 2 more".
-
-    `count` is the number of all names, if `names` contains only some of them. `of` is a text to add after "more".
-    """
+    """Return a text such as "a, b, c and 2 more". `count`: how many there are. `of`: a text after "more"."""
     count = len(names) if count is None else count
     return ", ".join(names[:most]) + (f" and {count - most} more{of}" if count > most else "")
 

@@ -213,10 +213,7 @@ def remarks(outcome: Outcome) -> Iterator[str]:
 
 
 def counts_line(report: Report) -> str:
-    """Return the number of runs with each verdict, such as "7 runs: 2 HANG · 1 FAIL · 4 PASS".
-
-    A repeated run counts once, as in "1 run in 3 attempts: 1 PASS". Diagnostic reruns do not count.
-    """
+    """Return a text such as "7 runs: 2 HANG · 1 FAIL · 4 PASS", in which a repeated run counts once."""
     by_status = counts(report.outcomes)
     total = sum(by_status.values())
     attempts = sum(outcome.spec.deepening is None for outcome in report.outcomes)
@@ -497,10 +494,7 @@ def hypothesis_reason(row: HypothesisRow) -> str:
 
 
 def hypothesis_reason_alone(row: HypothesisRow) -> str:
-    """Return why the hypothesis has its result, with a remark about each run that its deadline ended.
-
-    A supported hypothesis is also marked if its scenario expects the failure.
-    """
+    """Return why the hypothesis has its result, with remarks on deadlines and on expected failures."""
     runs = [side.run for side in (row.control, row.changed) if side]
     remarks = [_deadline_remark(run.spec.scenario, end) for run in runs if (end := end_at_deadline(run))]
     if row.answer is HypothesisAnswer.SUPPORTED and any(
@@ -562,11 +556,7 @@ _MAX_TEXTS = 4  # texts that a sentence lists; the ranks with other texts are on
 
 
 def ranks_by_text(texts: Iterable[tuple[int, str]], most: int | None = _MAX_TEXTS) -> list[tuple[str, str]]:
-    """Group the ranks that have the same text, such as [("ranks 0, 2", "all_reduce")].
-
-    The groups are in the order of their lowest ranks. If there are more than `most` groups, one last item counts the
-    other ranks.
-    """
+    """Group ranks by text, as in [("ranks 0, 2", "all_reduce")]. Beyond `most` groups, ranks are only counted."""
     by_text: dict[str, list[int]] = {}
     for rank, text in sorted(texts):
         by_text.setdefault(text, []).append(rank)

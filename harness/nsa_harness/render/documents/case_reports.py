@@ -1,8 +1,4 @@
-"""junit.xml: the outcomes of a run as test cases, for CI servers and dashboards.
-
-A test case fails if its outcome makes nsa-harness exit with code 1. An expected HANG is therefore not a failure, but an
-unexpected PASS is.
-"""
+"""junit.xml: the outcomes of a run as test cases, each of which fails only if its outcome was not expected."""
 
 from __future__ import annotations
 

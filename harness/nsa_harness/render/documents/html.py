@@ -189,10 +189,7 @@ def _time(outcome: Outcome, end_s: float, still_s: float | None) -> tuple[Stretc
 
 
 def _percent(outcome: Outcome, end_s: float, at_s: float) -> float:
-    """Return where a time is on the bar, in percent of its length.
-
-    A launch that would take more than `_MAX_LAUNCH_PERCENT` is drawn shorter, so that the rest stays visible.
-    """
+    """Return where a time is on the bar, in percent. A long launch is drawn shorter, so the rest stays visible."""
     launch_s = outcome.timing.launch_s or 0.0
     if not _is_launch_shortened(outcome, end_s):
         return 100 * at_s / end_s

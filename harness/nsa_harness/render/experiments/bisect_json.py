@@ -39,10 +39,7 @@ T = TypeVar("T")
 
 
 def _check_spans(value: Spans, info: ValidationInfo) -> Spans:
-    """Return `value`, or raise PydanticCustomError if one of its spans contains an index that is out of range.
-
-    Without this check, one large number in the file could make the reader use up the memory.
-    """
+    """Return `value`, or raise an error if a span is out of range, because it could use up the memory."""
     if not are_valid_spans(value, items := _item_count(info)):
         raise PydanticCustomError("places", "not valid ranges of {items} items", {"items": items})
     return value

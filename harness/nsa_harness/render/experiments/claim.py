@@ -55,10 +55,7 @@ def header_lines(report: ClaimReport, width: int) -> Iterator[str]:
 
 
 def trial_lines(report: ClaimReport, width: int) -> Iterator[str]:
-    """Yield one row about the latest trial. What does not fit beside it is shown below.
-
-    Example: "  3  without it  HANG  14.5 s   2/2 against 0/1   deadlock · model.py:40".
-    """
+    """Yield a row such as "  3  without it  HANG  14.5 s   2/2 against 0/1", and below it what does not fit."""
     trial = escaped(report.trials[-1])
     first, second = report.counts
     verdict, _, rest = trial.end.partition(" · ")

@@ -28,10 +28,7 @@ NextProbe = Round | ProbeReport  # the next round of probes, or the first probe 
 
 @dataclass(frozen=True, kw_only=True)
 class ProbeText:
-    """The text in each cell of the table row for one test run.
-
-    If the run could not be launched, `took` is empty and its items are not shown.
-    """
+    """The cells of the table row for one test run. `took` is empty if the run could not be launched."""
 
     n: int
     step: str  # "[0,12) → [6,12)" if the probe narrows the search, otherwise its purpose

@@ -68,11 +68,7 @@ def headline(outcome: Outcome) -> str:
 
 
 def answer_lines(outcome: Outcome, width: int) -> list[str]:
-    """Return lines that say what went wrong and what to do.
-
-    On a screen, call stacks, table rows and remarks are left out until the lines fit into `MAX_LINES`. A pipe or file
-    gets all of them.
-    """
+    """Return lines that say what went wrong and what to do. On a screen, there are at most `MAX_LINES`."""
     outcome = escaped(outcome)
     lines: list[str] = []
     for budget in (_WITHOUT_A_SCREEN,) if width >= NO_WIDTH else _BUDGETS:

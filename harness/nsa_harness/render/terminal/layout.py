@@ -34,11 +34,7 @@ def paragraph(text: str, width: int, first: str = "", rest: str | None = None) -
 
 
 def labelled(label: str, text: str, width: int, label_width: int = LABEL_WIDTH) -> Iterator[str]:
-    """Yield lines with a label and its text, such as "  cause        ready_twice (certain)".
-
-    Long texts are wrapped. On a screen narrower than `NARROW` columns, the label has a line of its own above the text.
-    Nothing is yielded if `text` is empty.
-    """
+    """Yield lines such as "  cause        ready_twice (certain)", wrapped, or nothing if `text` is empty."""
     if text and width >= NARROW:
         yield from paragraph(text, width, f"  {label:<{label_width}}", " " * (label_width + 2))
     elif text:

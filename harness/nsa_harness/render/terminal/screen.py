@@ -46,10 +46,7 @@ def plan_lines(version: str, facts: MachineFacts, specs: Sequence[RunSpec | Skip
 
 
 def shared_notes(specs: Sequence[RunSpec | Skip]) -> dict[str, str]:
-    """Return the notes that several runs have in common, which are shown once per plan, with the text to show.
-
-    Example of a text: "every run: CPU form, chosen because this machine has no GPU".
-    """
+    """Map each note that several runs share to its text, such as "every run: CPU form, because it has no GPU"."""
     runs = [spec for spec in specs if isinstance(spec, RunSpec)]
     counts = Counter(note for spec in runs for note in spec.notes)
     names = {len(runs): "every run"}

@@ -21,11 +21,7 @@ Styles = Sequence[tuple[str, str]]  # regular expressions with the rich style of
 
 
 def output_size(stream: TextIO, environ: Mapping[str, str]) -> tuple[int, int]:
-    """Return the number of columns and rows of the terminal that the stream writes to.
-
-    A pipe or a file has `NO_WIDTH` columns: nothing is wrapped or cut there. If the stream is no terminal or does not
-    know its size, COLUMNS and LINES in `environ` set it.
-    """
+    """Return the columns and rows of the terminal or the environment, or `NO_WIDTH` columns for a pipe or file."""
     columns = rows = 0
     if stream.isatty():
         with suppress(OSError, ValueError):

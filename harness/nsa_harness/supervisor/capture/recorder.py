@@ -45,10 +45,7 @@ _PING_S = 0.3
 
 
 def query_own_server(address: Path | int, limit_s: float = LIMIT_S) -> tuple[str, tuple[Collective, ...]]:
-    """Return the flight recorder dump, as text and parsed, from a worker server that the job has started.
-
-    The recorder of gloo is tried first, then that of NCCL. Raise the same exceptions as `query`.
-    """
+    """Return gloo's, or else NCCL's, recorder dump from the job's own worker server, as text and parsed."""
     text = query(address, protocol.FLIGHT_HANDLER, limit_s=limit_s).decode("utf-8", "replace")
     collectives = parse_flight(text)
     if not collectives:
@@ -59,11 +56,7 @@ def query_own_server(address: Path | int, limit_s: float = LIMIT_S) -> tuple[str
 
 
 def find_own_server(pid: int, environment: Mapping[str, str], sockets: Sequence[Socket]) -> Path | int | None:
-    """Return the socket path or port of a worker server that the job has started, or None if there is none.
-
-    The socket that `environment` names is tried first, then the ports on which the process listens (`sockets`), except
-    the port of torch's store.
-    """
+    """Return the address of the job's own worker server, from `environment` or among `sockets`, or None."""
     for address in _candidates(pid, environment, sockets):
         try:
             if query(address, "ping", limit_s=_PING_S) == b"pong":
@@ -200,11 +193,7 @@ def request_dump(pid: int, rank: int, environment: Mapping[str, str]) -> str | N
 
 
 def await_dump(pid: int, rank: int, environment: Mapping[str, str], since_ns: int, limit_s: float) -> bytes:
-    """Wait until NCCL has dumped a rank's flight recorder, and return the bytes of the dump.
-
-    A file that is older than `since_ns` (wall clock) is ignored. Raise TimeoutError if this takes longer than
-    `limit_s`, and OSError if the file cannot be read.
-    """
+    """Return the bytes of the dump that NCCL writes after `since_ns`. Raise TimeoutError or OSError without one."""
     prefix = next((environment[name] for name in _FILES if environment.get(name)), None)
     home = environment.get("HOME", "/")
     names = [prefix] if prefix else [*(os.path.join(home, name) for name in _DEFAULTS), _OLD_DEFAULT]

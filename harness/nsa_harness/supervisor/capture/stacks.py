@@ -138,11 +138,7 @@ class StackSources:
 def py_spy(
     pid: int, options: Sequence[str], failures: list[str], limit_s: float = _NONBLOCKING_S
 ) -> tuple[tuple[Stack, ...], str]:
-    """Return the stacks of a process as read by py-spy, and the text from which they were parsed.
-
-    `options` are passed to `py-spy dump`. If py-spy fails, append the reason to `failures`, and return () and "". The
-    values of variables are not read.
-    """
+    """Return the stacks that py-spy reads, and their text. If it fails, the reason is added to `failures`."""
     source = " ".join(["py-spy", *(option for option in options if option != "--locals")])
     try:
         raw = run_py_spy(pid, options, limit_s)

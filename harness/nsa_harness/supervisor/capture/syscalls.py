@@ -145,10 +145,7 @@ def _children(pid: int, name: str, arguments: tuple[int, ...]) -> tuple[int, ...
 
 
 def outer_pid(pid: int, inner: int, proc: Path = Path("/proc")) -> int:
-    """Translate the pid `inner` from the PID namespace of process `pid` to that of nsa-harness.
-
-    Return `inner` if both namespaces are the same, or if no child of the process has this pid.
-    """
+    """Translate a pid from the namespace of process `pid` to that of nsa-harness, if they differ and it is found."""
     depth = len(namespace_pids(pid, proc))
     if depth == 1:
         return inner

@@ -217,11 +217,7 @@ class ModuleGraph:
             self._waiting.append(file)
 
     def add_module(self, name: str, program_dir: Path, package: Path | None = None) -> None:
-        """Add a module and the packages that contain it, if they are the user's own files.
-
-        `package` is the only directory to search for a relative import. If it is None, `program_dir` and `folders` are
-        searched.
-        """
+        """Add a module and its packages, if they are the user's own files. `package`: the only directory to search."""
         *package_names, last = name.split(".")
         for folder in (program_dir, *self.folders) if package is None else (package,):
             parent = folder.joinpath(*package_names)

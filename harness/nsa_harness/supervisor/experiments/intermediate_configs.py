@@ -329,10 +329,7 @@ def _pip_install(folder: Path, requirement: str, python: str) -> str:
 
 
 def environment_differences(good: Environment, bad: Environment) -> Iterator[tuple[str, Plain, Plain]]:
-    """Yield the name, good value and bad value of each variable or package that differs between two environments.
-
-    A package is named "package.NAME". A value is None if the environment lacks the variable or package.
-    """
+    """Yield the name, good and bad value of each different variable or "package.NAME". None: it is missing."""
     for name in sorted({*good.variables, *bad.variables}):
         if good.variables.get(name) != bad.variables.get(name):
             yield name, good.variables.get(name), bad.variables.get(name)

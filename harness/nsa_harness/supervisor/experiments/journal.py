@@ -1,8 +1,4 @@
-"""Stores the progress of an experiment, so that it can continue after an interruption.
-
-It stores the question, the cache key, and every test run as soon as it has ended. If the same command is given again
-and the cache key has not changed, the experiment continues after its last finished test run.
-"""
+"""Stores the progress of an experiment, so that the same command can continue it after an interruption."""
 
 from __future__ import annotations
 

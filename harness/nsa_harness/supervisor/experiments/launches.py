@@ -451,10 +451,7 @@ def search_question(request: BisectRequest, earlier: EarlierRuns = EarlierRuns()
 
 
 def launched_program(request: BisectRequest, launches: Launches) -> LaunchedProgram:
-    """Return a description of the program that a bisection launches, for its cache key.
-
-    In a bisection over commits, it includes only files that are named by an absolute path.
-    """
+    """Return the program that a bisection launches, for its cache key. Over commits, only absolute paths count."""
     specs = [spec for spec in launches.ends() if isinstance(spec, RunSpec)]
     words = [*map(str, (*request.subject.items, *request.subject.good_values, *request.subject.bad_values))]
     for index in range(min(len(request.subject.items), _MAX_FILLED)):

@@ -67,10 +67,7 @@ class SubjectOptions:
 def make_subject(
     options: SubjectOptions, question: Invocation, *, templated: bool, facts: MachineFacts
 ) -> tuple[Invocation, Subject]:
-    """Return the command with its scenario, and what its bisection varies. Raise UsageError if options are invalid.
-
-    `templated`: templates pass each configuration to the program, instead of scenario keys.
-    """
+    """Return the command and what its bisection varies. `templated`: templates pass the value, not scenario keys."""
     option, value = _single_option(options)
     if option == "set" and templated:
         return question, _two_files(value, _with_scenario("file", question))

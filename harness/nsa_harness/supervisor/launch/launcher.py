@@ -41,11 +41,7 @@ WATCHDOG = Watchdog()  # guards all runs of this process
 
 
 def command_line(spec: RunSpec, python: str, attempt_dir: Path | None) -> list[str]:
-    """Return the command that launches a run with the interpreter `python`.
-
-    `attempt_dir` is the directory for the log files of torchrun. If it is None, the command is returned as a user would
-    type it.
-    """
+    """Return the command that launches a run. Without `attempt_dir`, for torchrun's logs, it is as a user types it."""
     if is_plain_command(spec):
         return list(spec.program)
     logs = [] if attempt_dir is None else ["--tee=3", f"--log-dir={attempt_dir / 'logs'}"]

@@ -309,11 +309,7 @@ class Reaper:
         return fields is not None and fields[_STATE] != "Z"
 
     def members(self) -> list[ProcessIdentity]:
-        """Return every living process of the run.
-
-        A process belongs to the run if it descends from `root_pid`, if its environment contains the run's tag, or if it
-        belonged to the run at an earlier call.
-        """
+        """Return the living processes of the run: descendants, those with its tag, and earlier members."""
         pids = (int(entry.name) for entry in os.scandir("/proc") if entry.name.isdigit())
         stats = {pid: fields for pid in pids if (fields := _stat(pid))}
         own_pid = os.getpid()

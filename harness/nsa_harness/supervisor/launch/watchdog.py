@@ -83,10 +83,7 @@ class Watchdog:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def guard(self, probe_dir: Path) -> list[int] | None:
-        """Tell the watchdog process to guard a run that is about to start. Return the process's pid and start time.
-
-        If there is no watchdog process, or it was killed, start a new one and send it every run that has not ended.
-        """
+        """Tell the watchdog, started if necessary, to guard a run. Return the watchdog's pid and start time."""
         with self._lock:
             self._probe_dirs = [*(directory for directory in self._probe_dirs if directory.exists()), probe_dir]
             if self._process is not None and self._process.poll() is None and self._send([probe_dir]):

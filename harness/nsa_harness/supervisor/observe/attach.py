@@ -86,11 +86,7 @@ def find_job(pid: int) -> RunningJob:
 
 
 def missing_ranks(ranks: Collection[int], environment: Mapping[str, str]) -> tuple[int, ...]:
-    """Return the ranks of a job on one node that have no process.
-
-    `ranks` are the ranks with a process, and `environment` is the environment of one of them. For a job on several
-    nodes, the result is ().
-    """
+    """Return the ranks without a process, according to a rank's environment, or () for several nodes."""
     size = environment.get("WORLD_SIZE", "")
     if not size.isdigit() or environment.get("LOCAL_WORLD_SIZE") != size:
         return ()

@@ -143,10 +143,7 @@ _MAX_CHAIN = 8
 
 
 def raised_exception(rank: int, record: dict[str, Any], origin_ns: int) -> RaisedException:
-    """Return the exception that `record` describes, which was raised in `rank`.
-
-    Raise KeyError, TypeError, ValueError or OverflowError if the record has an unexpected structure.
-    """
+    """Return the exception that `record` describes. A record with an unexpected structure raises an exception."""
     last, *earlier = (_earlier_error(error) for error in (record, *record.get("chain", ())[:_MAX_CHAIN]))
     exception = RaisedException(
         rank=rank,

@@ -111,10 +111,7 @@ def _read(directory: SafeDirectory, file: Path, label: str, budget: Budget, file
 
 
 def _file_data(directory: SafeDirectory, file: Path) -> tuple[bytes, str]:
-    """Return the contents of a file, and a note if part of the file was skipped, otherwise "".
-
-    Raise OSError if the file is unreadable, and ValueError if it is a pickle that is too large.
-    """
+    """Return a file's contents, and a note if part was skipped. Raise OSError or ValueError if it is unusable."""
     size = directory.size_bytes(file)
     with directory.open_file(file) as stream:
         head = stream.read(_DETECTION_BYTES)

@@ -237,10 +237,7 @@ class Journals:
                 proof = None
 
     def _exits_in_summary(self, failures: Iterable[AgentFailure], known_exits: dict[int, Exit]) -> Iterator[Exit]:
-        """Yield the exits that appear only in torchrun's summary of failed ranks.
-
-        The summary has no times. The failure that it calls the first one gets the time of the earliest known exit.
-        """
+        """Yield the exits that only torchrun's summary has. Its first failure gets the earliest known time."""
         earliest_s = min((exit.at_s for exit in known_exits.values()), default=0.0)
         latest_s = max((exit.at_s for exit in known_exits.values()), default=0.0)
         for failure in failures:

@@ -23,11 +23,7 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 
 @contextmanager
 def limit_logs(attempt: AttemptDir, half_bytes: int = HALF_BYTES) -> Iterator[None]:
-    """Limit each log to about twice `half_bytes` while the `with` block runs.
-
-    On a file system that cannot free parts of a file, space is freed only at the end. A missing middle is recorded as
-    trouble.
-    """
+    """Limit each log to about twice `half_bytes` during the `with` block. A missing middle is recorded as trouble."""
     is_finished = threading.Event()
     watcher = threading.Thread(target=_watch, args=(attempt, half_bytes, is_finished), name="logs", daemon=True)
     watcher.start()

@@ -21,11 +21,7 @@ _MAX_TABLE_BYTES = 16 << 20
 
 
 def read_table(directory: SafeDirectory, path: Path, note: Callable[[str, str], None]) -> list[Row] | None:
-    """Return the rows of a CSV file, with numbers as floats, or None if the file does not exist or is unreadable.
-
-    An incomplete row lacks its last cells. `note` is called with the file's name and the reason if the file is
-    unreadable.
-    """
+    """Return the rows of a CSV file, with numbers as floats, or None. `note` gets the reason if it is unreadable."""
     if not directory.exists(path):
         return None
     try:
@@ -43,11 +39,7 @@ def _cell(text: str) -> float | str:
 
 
 def printed_metrics(attempt: AttemptDir, expect: Expect) -> dict[str, float]:
-    """Map the name of each metric in `expect` to the number that the program printed for it.
-
-    Each is group 1 of the last match of the metric's expression in output.log. Raise ScenarioError if the search for an
-    expression does not end, because its number is then unknown.
-    """
+    """Map each metric in `expect` to the last number printed for it. Raise ScenarioError if a search does not end."""
     expressions = {name: metric.regex for name, metric in expect.metrics if metric.regex}
     if not expressions:
         return {}

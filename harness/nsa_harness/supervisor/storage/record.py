@@ -33,11 +33,7 @@ Mistake = tuple[Location, str]
 
 
 def load_spec(path: Path, directory: SafeDirectory | None = None) -> RunSpec:
-    """Return the spec that is stored in a file.
-
-    `directory` gives safe access to the run that contains the file. It is None if the user named the file directly.
-    Raise ScenarioError, which lists all errors, if the spec is invalid.
-    """
+    """Return the spec in a file, read through the run's `directory` if given. Raise ScenarioError with all errors."""
     label = visible(str(path))
     text = _spec_text(label, *(safe_file(path) if directory is None else (directory, path)))
     try:

@@ -1,8 +1,4 @@
-"""Removes secrets from the files of a run.
-
-Files are redacted in place after the reaper or a probe wrote them, or after a new secret was found. They are also
-redacted when a run is packed into one file to be passed on.
-"""
+"""Removes secrets from a run's files: in place after they were written, and when the run is packed."""
 
 from __future__ import annotations
 

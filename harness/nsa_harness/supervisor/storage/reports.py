@@ -37,11 +37,7 @@ class StoredReports:
 
 
 def stored_reports(directories: Sequence[Path], expected_jobs: Sequence[str] = ()) -> StoredReports:
-    """Return every report.json below the directories, and the files that could not be read.
-
-    The job of a report is the name in `expected_jobs` that is a directory on the path of the report. If there is none,
-    the job is the relative path from the given directory to the parent of the run.
-    """
+    """Return each report.json below the directories with its job, and the files that could not be read."""
     reports: dict[tuple[str, str], ReportText] = {}
     unread: list[UnreadFile] = []
     for directory in directories:
@@ -62,11 +58,7 @@ def stored_reports(directories: Sequence[Path], expected_jobs: Sequence[str] = (
 
 
 def matrix_jobs(file: Path) -> tuple[str, ...] | UnreadFile:
-    """Return the names of the jobs in the matrix of a CI workflow file.
-
-    They are in `matrix: include`, or in a file {"include": [...]}. The file is YAML or JSON. If it has no usable names,
-    return it as an unread file with the reason.
-    """
+    """Return the job names in a CI workflow's matrix or in {"include": [...]}, or an unread file with the reason."""
     text = _report_text(SafeDirectory(file.parent), file)
     if isinstance(text, UnreadFile):
         return text

@@ -193,11 +193,7 @@ def create_run(parent: Path, *, redact: bool = True, git_diff: bool = False, rea
 
 
 def _link_latest(parent: Path, run_id: str) -> None:
-    """Make `parent/latest` a link to a run.
-
-    If `latest` is a directory, as in a copy that followed links, it is renamed, because it may be the only copy. If
-    that is not allowed, it stays, and the run is only found by its id.
-    """
+    """Make `parent/latest` a link to a run. A directory of this name is renamed if that is allowed."""
     latest, temporary = parent / "latest", parent / f".latest.{secrets.token_hex(8)}"
     try:
         if latest.is_dir() and not latest.is_symlink():
@@ -255,11 +251,7 @@ def _verdicts_so_far(run: RunDir) -> str:
 
 
 def find_run(path: Path | None, parent: Path, *, redact: bool = True) -> RunDir:
-    """Return the stored run that `path` names, or the latest run below `parent` if `path` is None.
-
-    `path` is a run's directory, an attempt or a file in it, or a run id. Raise StoredRunError if there is no such run,
-    or if it belongs to another user and cannot be read.
-    """
+    """Return the stored run that a path or run id names, by default the latest. Raise StoredRunError if none is."""
     requested_path = parent / "latest" if path is None else path
     for candidate in (requested_path, parent / requested_path):
         target = candidate.resolve()

@@ -226,11 +226,7 @@ class SafeDirectory:
     # Writing.
 
     def write(self, path: Path, text: str) -> None:
-        """Write a document to a temporary file, and rename that file to `path`. Raise OSError if that fails.
-
-        A reader sees the old or the new document, never a part of it. If the disk is full, the run's ballast file is
-        emptied to make room.
-        """
+        """Write a document by renaming a temporary file. A full disk frees the run's ballast. Raise OSError."""
         data = text.encode("utf-8", errors="backslashreplace")
         write_with_ballast(path, lambda: self._write_atomically(path, data))
 
@@ -263,11 +259,7 @@ class SafeDirectory:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
 
     def open_for_append(self, path: Path) -> TextIO:
-        """Open a journal or log for appending.
-
-        Raise OSError if the file is a pipe, or if it has a second name (a hard link), because the text would also be
-        written there.
-        """
+        """Open a log for appending. Raise OSError if it is a pipe, or if it also has another name (a hard link)."""
         with self._open_directory(path.parent) as folder:
             descriptor = _call_in_directory(os.open, path, _APPEND, 0o600, dir_fd=folder)
         facts = os.fstat(descriptor)

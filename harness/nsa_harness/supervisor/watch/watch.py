@@ -146,11 +146,7 @@ class Snapshots:
         return proof is not None and proof.is_closed
 
     def proof(self, limits: Limits, *, only_closed: bool = False) -> Proof | None:
-        """Return the proof that the run is stuck, or None if there is none yet.
-
-        The proof is written to the journal. `only_closed`: return only a proof that no wait can end, because the pause
-        is too short for any other proof.
-        """
+        """Return, and record, the proof that the run is stuck. `only_closed`: only a proof that no wait can end."""
         proof = self.evaluate(partial(prove, attended=self.is_observed), limits)
         if proof is None or (only_closed and not proof.is_closed):
             return None
@@ -376,11 +372,7 @@ class Watch:
         return Ending.EARLY if self.snapshots.evaluate(self.policy.stops_early, limits) else None
 
     def read_values(self, *, takes_written: bool = False) -> None:
-        """Read and store the values of the names on the stacks of all ranks, without secrets.
-
-        Ranks that have ended may have written their values. With `takes_written`, so may living ranks, because a
-        failing rank requested the values. A failure is noted as trouble.
-        """
+        """Read and store the values of names on the stacks. `takes_written`: also those that ranks have written."""
         if not self.attempt.reads_values:
             return
         living = self.ranks.living_pids
