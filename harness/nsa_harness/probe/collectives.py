@@ -77,9 +77,8 @@ class CallRecorder:
         self.trouble = trouble
         self.waits = waits
         self.chains = Chains(status_file, waits.foreign)
-        self.group_strings: dict[
-            int, int
-        ] = {}  # id(group) -> string-table index of its name; cleared when groups change
+        # id(group) -> string-table index of its name; cleared when groups change
+        self.group_strings: dict[int, int] = {}
         self._groups = groups
         self._is_compiling = compiling_test(torch)
 

@@ -342,11 +342,8 @@ def _peak_memory(outcome: Outcome) -> Iterator[str]:
 
 _STEPS_AND_LOSS = ("steps", "loss_first", "loss_last")
 _SHORTEST_SHOWN_S = 0.005
-_OF_ALL_STEPS = (
-    "step_s_median",
-    "tokens_per_s_median",
-    "tokens_per_s_slowest",
-)  # metrics for criteria and `expect`, not for readers
+# Metrics for criteria and `expect`, not for readers.
+_OF_ALL_STEPS = ("step_s_median", "tokens_per_s_median", "tokens_per_s_slowest")
 
 
 def row_sentence(outcome: Outcome) -> str:

@@ -44,10 +44,8 @@ def write_documents(
     """Write a run's output files, with the answer for which it was launched. Return an error for each failed file."""
     report = replace(report, files=tuple(_collected_files(run, report)))
     documents: list[tuple[Path, Callable[[], str]]] = [
-        (
-            run.summary,
-            lambda: summary_md(report, playbook, claim, why),
-        ),  # first, because on a full disk the last ones are lost
+        # SUMMARY.md is first, because on a full disk the last ones are lost.
+        (run.summary, lambda: summary_md(report, playbook, claim, why)),
         (run.report, lambda: to_json(report, playbook, why)),
         (run.junit, lambda: junit_xml(report)),
         (run.sarif, lambda: sarif(report, _checkout(run))),

@@ -94,9 +94,7 @@ class Terminal(Listener):
         self._clock_s = clock_s
         self._writer = Writer(stream, self.frame if self._paint.supports_live_view else None)
         self._lock = Lock()  # the writer's thread calls `frame` during other calls
-        self._running: dict[
-            str, tuple[RunningAttempt, float]
-        ] = {}  # by attempt; the second value is the time of its last event
+        self._running: dict[str, tuple[RunningAttempt, float]] = {}  # by attempt, with the time of its last event
         self._last_news: dict[str, ProgressNews] = {}
         self._shown_notes: set[str] = set()
         self._ended: list[EndedAttempt] = []

@@ -100,9 +100,8 @@ def _differences(good: Any, bad: Any, path: tuple[str, ...]) -> Iterator[tuple[s
     if isinstance(good, dict) and isinstance(bad, dict):
         for key in dict.fromkeys((*good, *bad)):
             yield from _differences(good.get(key, _ABSENT), bad.get(key, _ABSENT), (*path, str(key)))
-    elif (good is _ABSENT) != (bad is _ABSENT) or repr(_plain_value(good)) != repr(
-        _plain_value(bad)
-    ):  # 1, 1.0 and true differ
+    # The texts are compared, because 1, 1.0 and true differ.
+    elif (good is _ABSENT) != (bad is _ABSENT) or repr(_plain_value(good)) != repr(_plain_value(bad)):
         yield path
 
 

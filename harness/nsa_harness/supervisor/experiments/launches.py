@@ -211,9 +211,8 @@ class Launches:
         """Return the variable assignments that precede the command, such as "NAME=value"."""
         file = self._file(subset) if self.subject.form is SubjectForm.FILE else ""
         env = self.request.templates.fill(self.subject, subset, file).env
-        overridden = {
-            word.partition("=")[0].removeprefix("run.env.") for word in self.question.arguments
-        }  # the arguments override these variables
+        # The arguments override these variables.
+        overridden = {word.partition("=")[0].removeprefix("run.env.") for word in self.question.arguments}
         if self.question.script is None or any(name in overridden or _affects_harness(name) for name, _ in env):
             return ()
         return tuple(f"{name}={shlex.quote(text)}" for name, text in env)
@@ -367,9 +366,8 @@ class BisectRequest:
     budget_s: float | None  # limit for all test runs together
     fork: bool  # test runs are forked where that is safe, except the first `repeat` runs of a proof
     options: RunOptions
-    confidence_requested: bool = (
-        False  # the user set a confidence, so a bad end that passes is run as often as this requires
-    )
+    # The user set a confidence, so a bad end that passes is run as often as this requires.
+    confidence_requested: bool = False
 
 
 _KINDS = {

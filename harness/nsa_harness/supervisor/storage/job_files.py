@@ -23,16 +23,8 @@ _MAX_TOTAL_BYTES, _MAX_TOTAL_S = 128 << 20, 60.0
 _LIKELY_NAMES = re.compile(
     r"rank|log|err|out|trace|dump|stack|spy|slurm|nccl|core|\.txt$|\.json$|pickle|attempt_", re.I
 )
-_SOURCE_SUFFIXES = (
-    ".py",
-    ".pyc",
-    ".so",
-    ".md",
-    ".yaml",
-    ".yml",
-    ".toml",
-    ".sh",
-)  # files next to logs that may quote logs
+# Files next to logs that may quote logs.
+_SOURCE_SUFFIXES = (".py", ".pyc", ".so", ".md", ".yaml", ".yml", ".toml", ".sh")
 
 
 @dataclass(kw_only=True)

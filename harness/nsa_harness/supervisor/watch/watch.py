@@ -81,9 +81,8 @@ class WatchPolicy:
     on_exit: Callable[[], Ending] = lambda: Ending.EXITED
     on_deadline: Callable[[], Ending | None] = lambda: Ending.DEADLINE
     on_proof: Callable[[Proof], Ending | None] = lambda _: Ending.STALL
-    stops_early: Callable[..., bool] = lambda *_, **__: (
-        False
-    )  # called with the arguments of `prove` if `prove` returns no proof
+    # Called with the arguments of `prove` if `prove` returns no proof.
+    stops_early: Callable[..., bool] = lambda *_, **__: False
     decide: Callable[[float, Limits], Ending | None] | None = None  # None: `Watch.check_stall` decides
     is_observed: bool = False  # nsa-harness did not launch the job
     has_reaper: bool = True  # a reaper records exits
