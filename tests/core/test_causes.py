@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from evaluation.trials import read_label
-from nsa_harness.core.diagnosis.causes import Cause, CauseTest, CauseTestKind, Producer, row_of
+from nsa_harness.core.diagnosis.causes import Cause, row_of
 from nsa_harness.core.report import Status
 from nsa_harness.core.scenario.checks import contradictions
 from nsa_harness.core.scenario.scenario import ExpectedVerdict, Scenario
@@ -17,7 +17,6 @@ from nsa_harness.texts.causes import sections, text_of
 
 TESTS = Path(__file__).resolve().parents[1]
 CORE = TESTS.parent / "harness" / "nsa_harness" / "core"
-FACTS = (TESTS / "frozen" / "facts.jsonl").read_text(encoding="utf-8")
 
 
 def mistakes(cause: str) -> list[str]:
@@ -66,43 +65,60 @@ def used_elsewhere(cause: Cause) -> list[str]:
 
 @pytest.mark.parametrize("cause", Cause)
 def test_a_cause_has_somebody_who_says_it(cause: Cause) -> None:
-    if cause.row.producer is Producer.RULE:
-        assert cause.name in NAMED_BY_RULES, (
-            f"{cause}: no rule names it: write one in a module of harness/nsa_harness/core/diagnosis/rules (its"
-            " __init__ says how), or say in its row who else does (producer=)"
-        )
-    else:
-        assert used_elsewhere(cause), f"{cause}: its row says that {cause.row.producer} produces it, and nothing does"
+    assert cause.name in NAMED_BY_RULES or used_elsewhere(cause), (
+        f"{cause}: no rule names it: write one in a module of harness/nsa_harness/core/diagnosis/rules (its __init__"
+        " says how)"
+    )
 
 
 PROGRAMS = {path.stem: path.read_text() for path in (TESTS / "faults").glob("[!_]*.py")}
 
 
-def lacking(cause: Cause, shown: CauseTest) -> str | None:
-    """What has to be added before it is shown so; None where nothing is."""
-    match shown.by:
-        case CauseTestKind.PROGRAM:
-            if shown.name not in PROGRAMS:
-                return f"write the program tests/faults/{shown.name}.py, which ends in its fault when told `fault`"
-            label = read_label(shown.name, PROGRAMS[shown.name])
-            if label.cause != cause:
-                return f'give LABEL in tests/faults/{shown.name}.py "cause": "{cause}"; it has {label.cause}'
-            return None if label.twin else f"let tests/faults/{shown.name}.py be healthy when told `healthy`"
-        case CauseTestKind.EVIDENCE:
-            return None if f'"{cause}"' in FACTS else "no judgement of tests/frozen/facts.jsonl names it"
-        case CauseTestKind.TEST:
-            named = (TESTS.parent / shown.name).exists() and cause in (TESTS.parent / shown.name).read_text()
-            return None if named else f"write a test that reaches it in {shown.name}"
+LABELS = {name: read_label(name, text) for name, text in PROGRAMS.items()}
+FROZEN = "tests/frozen/facts.jsonl"
+# For each cause that no program in tests/faults shows: the file that names it instead, and the reason.
+WITHOUT_PROGRAM = {
+    Cause.RANK_ABSENT: ("tests/core/test_aftermath.py", "needs a job that was not watched"),
+    Cause.GRADIENT_ORDER_DIFFERS: (FROZEN, "only the traces of nsa.train show the order"),
+    Cause.CUDA_OOM: (FROZEN, "needs a GPU"),
+    Cause.CUDA_ASSERT: (FROZEN, "needs a GPU kernel"),
+    Cause.HIDDEN_PACKAGE: ("tests/core/test_resources.py", "the program must not start"),
+    Cause.DISK_FULL: ("tests/core/test_resources.py", "a test program must not fill a shared disk"),
+    Cause.UNKNOWN: (FROZEN, "such a program would show that a rule is missing"),
+    Cause.EXPECTATION_MISSED: (
+        "tests/core/test_expectation.py",
+        "the number comes from a scenario; test programs have none",
+    ),
+    Cause.GATE_COLLAPSE: (FROZEN, "only the model of nsa.train has gates"),
+    Cause.PER_TOKEN_NODES: ("tests/end_to_end/test_step_costs.py", "only nsa.train counts the nodes of its graph"),
+    Cause.QUADRATIC_COST: ("tests/end_to_end/test_step_costs.py", "only nsa.train reports the memory of its graph"),
+    Cause.MEMORY_EXCESS: ("tests/end_to_end/test_step_costs.py", "only nsa.train reports what its shape needs"),
+    Cause.IDLE_DEVICE: ("tests/core/test_resources.py", "needs two GPUs; tested with recorded values"),
+    Cause.DEEPENED: ("tests/core/test_deepening.py", "needs a second run with one change"),
+    Cause.SAME_PLACE: ("tests/core/test_same_place.py", "needs several attempts of one launch"),
+    Cause.MISSING_NEED: ("tests/core/test_outcome.py", "needs a machine that lacks something"),
+    Cause.INTERRUPTED: (FROZEN, "Ctrl-C comes from outside the program"),
+    Cause.STILL_RUNNING: (FROZEN, "needs a job that is only inspected"),
+    Cause.SUSPECTED: (FROZEN, "needs a job that is only inspected"),
+    Cause.INCONCLUSIVE: ("tests/core/test_aftermath.py", "needs the incomplete files of a job that was not watched"),
+    Cause.FRAMEWORK_PHASE: ("tests/core/test_frameworks.py", "needs a framework"),
+    Cause.RETRACTED_HANG: (FROZEN, "needs a watched job that continues after its proof"),
+    Cause.ATTEMPT_DIRECTORY_LOST: ("tests/end_to_end/test_lost_directory.py", "leaves no evidence"),
+    Cause.HARNESS_ERROR: (FROZEN, "needs a defect of nsa-harness itself"),
+}
 
 
 @pytest.mark.parametrize("cause", Cause)
-def test_a_cause_is_shown_by_what_its_row_names(cause: Cause) -> None:
-    shown = cause.row.shown_by
-    assert shown, f"{cause}: shown_by in its row has to name a program of tests/faults with a healthy twin"
-    missing = [words for one in shown if (words := lacking(cause, one))]
-    assert missing == [], f"{cause}: {'; '.join(missing)}"
-    by_hand = [one for one in shown if one.by in (CauseTestKind.EVIDENCE, CauseTestKind.TEST)]
-    assert all(one.reason for one in by_hand), f"{cause}: say in its row why no program shows it (reason=)"
+def test_a_cause_is_shown_by_a_program_with_a_healthy_twin_or_by_a_named_file(cause: Cause) -> None:
+    if cause in WITHOUT_PROGRAM:
+        path, _ = WITHOUT_PROGRAM[cause]
+        assert (f'"{cause}"' if path == FROZEN else cause) in (TESTS.parent / path).read_text()
+        return
+    twins = {name: label.twin for name, label in LABELS.items() if label.cause == cause}
+    assert any(twins.values()), (
+        f"{cause}: write a program in tests/faults whose LABEL names this cause and which is healthy when told"
+        f" `healthy` ({list(twins)}), or say in WITHOUT_PROGRAM what shows it"
+    )
 
 
 @pytest.mark.parametrize("cause", Cause)
@@ -117,10 +133,10 @@ def test_a_cause_has_a_section_of_three_parts_and_advice(cause: Cause) -> None:
     assert bool(row.kinds) is (Status.HANG in row.verdicts), f"{cause}: kinds are those of a HANG"
 
 
-def test_every_program_of_the_corpus_has_a_cause_of_the_table_that_is_shown_by_one() -> None:
-    labels = [read_label(name, text) for name, text in PROGRAMS.items()]
-    shown = {cause for cause in Cause if any(one.by is CauseTestKind.PROGRAM for one in cause.row.shown_by)}
-    assert {label.cause for label in labels if label.cause} == shown
+def test_every_program_of_the_corpus_has_a_cause_of_the_table_and_no_cause_is_listed_twice() -> None:
+    shown = {label.cause for label in LABELS.values() if label.cause}
+    assert shown | set(WITHOUT_PROGRAM) == set(Cause)
+    assert not shown & set(WITHOUT_PROGRAM)
 
 
 SAID = "\n".join(path.read_text() for path in (TESTS / "core").glob("test_*.py") if path.name != Path(__file__).name)

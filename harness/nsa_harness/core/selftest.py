@@ -109,13 +109,7 @@ def plant(kind: SelftestFault, *, rank: int, layer: int, step: int) -> tuple[Pla
     In the second run, the healthy twin, the fault ends on its own before it does harm. Ranks and layers are numbered
     from 0.
     """
-    fault = Fault(
-        kind=kind.fault,
-        rank=rank,
-        layer=layer if kind.has_layer else None,
-        step=step,
-        heals_s=kind.lasts_s,
-    )
+    fault = Fault(kind=kind.fault, rank=rank, layer=layer if kind.has_layer else None, step=step, heals_s=kind.lasts_s)
     settings = (*kind.settings, f"run.ranks={kind.ranks}", f"train.steps={STEPS}")
     expected = ComparedVerdict(verdict=kind.verdict, cause=kind.cause, rank=(rank,), layer=fault.layer, step=step)
     healing_fault = replace(fault, heals_s=kind.heals_s)

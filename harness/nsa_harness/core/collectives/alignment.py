@@ -8,11 +8,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import combinations, pairwise, takewhile
 
-from nsa_harness.core.collectives.call_history import (
-    MIN_REPEATS,
-    diverged_before_history,
-    expected_next,
-)
+from nsa_harness.core.collectives.call_history import MIN_REPEATS, diverged_before_history, expected_next
 from nsa_harness.core.collectives.call_patterns import compare_with_pattern, key_of
 from nsa_harness.core.collectives.repair import Edit, Repair, Site, repairs
 from nsa_harness.core.collectives.timeline import (
@@ -98,7 +94,11 @@ def differences(
     return tuple(
         sorted(
             per_group,
-            key=lambda difference: (difference.kind is DifferenceKind.LATE, _since_s(difference), difference.group),
+            key=lambda difference: (
+                difference.kind is DifferenceKind.LATE,
+                min((event.at_s for _, event in difference.entered_events), default=0.0),
+                difference.group,
+            ),
         )
     )
 
@@ -190,10 +190,6 @@ def minority(keys: Mapping[int, object]) -> Members:
     if len(top_two) > 1 and top_two[0][1] == top_two[1][1]:
         return tuple(sorted(keys))
     return tuple(rank for rank in sorted(keys) if keys[rank] != top_two[0][0])
-
-
-def _since_s(difference: Difference) -> float:
-    return min((event.at_s for _, event in difference.entered_events), default=0.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -555,9 +551,8 @@ def _late_difference(group: str, tracks: Sequence[_Track]) -> Difference | None:
         expected=expected,
         entered_events=tuple(sorted(events.items())),
         absent=tuple(track.rank for track in absent),
-        place_is_certain=not all(
-            _between_steps(track) for track in ahead.values()
-        ),  # otherwise these ranks may have no step left to do
+        # If all are between steps, these ranks may have no step left to do.
+        place_is_certain=not all(_between_steps(track) for track in ahead.values()),
         culprit_is_certain=False,
         is_new_event=False,
     )

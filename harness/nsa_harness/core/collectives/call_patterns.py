@@ -5,16 +5,8 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
-from nsa_harness.core.collectives.call_history import (
-    MIN_REPEATS,
-    comes_later,
-    expected_next,
-    leaves_a_loop,
-)
-from nsa_harness.core.collectives.timeline import (
-    Event,
-    Timeline,
-)
+from nsa_harness.core.collectives.call_history import MIN_REPEATS, comes_later, expected_next, leaves_a_loop
+from nsa_harness.core.collectives.timeline import Event, Timeline
 
 
 def key_of(event: Event) -> tuple[object, ...]:

@@ -18,11 +18,7 @@ from nsa_harness.core.verdict.group_waits import TRANSFERS, call_of_stack, opera
 
 UNKNOWN_GROUP = "?"  # a stack does not show the process group of a call
 # Operations with equal sizes on all ranks if the backend is gloo, which refuses unequal sizes in the last three.
-_EQUAL_SIZES_ON_GLOO = protocol.EQUAL_SIZES | {
-    "all_gather",
-    "all_gather_coalesced",
-    "reduce_scatter",
-}
+_EQUAL_SIZES_ON_GLOO = protocol.EQUAL_SIZES | {"all_gather", "all_gather_coalesced", "reduce_scatter"}
 
 
 class Token(NamedTuple):

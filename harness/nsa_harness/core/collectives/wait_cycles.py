@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from nsa_harness.core.collectives.timeline import (
-    Event,
-    Timeline,
-)
+from nsa_harness.core.collectives.timeline import Event, Timeline
 
 Members = tuple[int, ...]
 

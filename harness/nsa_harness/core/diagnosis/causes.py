@@ -23,9 +23,7 @@ class Caveat(StrEnum):
     INDEPENDENT_HANG = "a_rank_stands_elsewhere"  # another rank hangs for a different reason
     RANK_IN_UNKNOWN_STATE = "a_rank_is_unseen"  # nothing shows the state of some rank
     INDEPENDENT_FAILURE = "another_failed_too"  # another rank failed on its own at almost the same time
-    RAISED_IN_COLLECTIVE = (
-        "ended_in_a_collective"  # the error was raised in a collective, so another rank may be at fault
-    )
+    RAISED_IN_COLLECTIVE = "ended_in_a_collective"  # raised in a collective, so another rank may be at fault
     NO_PROGRAM_LINE = "no_line_of_the_program"  # no line of the program is known
     CAUGHT_EXCEPTION = "caught_something"  # a rank at fault caught an exception
     UNKNOWN_SETTER = "waits_for_anybody"  # the run does not show which rank should have set the store key
@@ -50,12 +48,8 @@ class SecondRun(StrEnum):
 
     NAMES = "names"  # DDP's messages contain parameter names
     ANOMALY = "anomaly"  # autograd's anomaly mode records the forward line of each operation
-    CHECKPOINT_DEBUG = (
-        "checkpoint_debug"  # activation checkpointing reports which operation differs in the recomputation
-    )
-    LAUNCH_BLOCKING = (
-        "launch_blocking"  # CUDA kernels run synchronously, so a failure is raised on the line that launched the kernel
-    )
+    CHECKPOINT_DEBUG = "checkpoint_debug"  # checkpointing reports which operation differs in the recomputation
+    LAUNCH_BLOCKING = "launch_blocking"  # CUDA kernels run synchronously: the line that launched one raises its failure
     OTHER_BACKEND = "gloo"  # collectives use gloo instead of NCCL
     GROWTH = "growth"  # allocations that live longer than two steps are listed by line
     AGAIN = "again"  # the same settings
@@ -82,68 +76,23 @@ class DecisionTreePolicy(StrEnum):
     ALWAYS = "always"  # the cause describes the failure but does not explain it
 
 
-class Producer(StrEnum):
-    """The component that can report a cause."""
-
-    RULE = "a rule of the diagnosis"
-    EXPECTATION = "a number that the scenario expects"
-    NEEDS = "a need of the scenario that the machine lacks"
-    ATTEMPTS = "a comparison of several attempts"
-    COMMAND = "the command that launched the run, because no evidence is left"
-
-
-class CauseTestKind(StrEnum):
-    """The kinds of test that can cover a cause, in order of preference."""
-
-    PROGRAM = "program"  # a program in tests/faults with this fault, and a twin without it
-    EVIDENCE = "evidence"  # evidence in tests/frozen that was written by hand
-    TEST = "test"  # a test that compares outcomes, because the evidence of one run cannot show the cause
-
-
-@dataclass(frozen=True, kw_only=True)
-class CauseTest:
-    """A test that checks whether a cause is found."""
-
-    by: CauseTestKind
-    name: str = ""  # name of the program or path of the test
-    reason: str = ""  # why no program in tests/faults can show the cause
-
-
-def programs(*names: str) -> tuple[CauseTest, ...]:
-    return tuple(CauseTest(by=CauseTestKind.PROGRAM, name=name) for name in names)
-
-
-def by_evidence(reason: str) -> tuple[CauseTest, ...]:
-    return (CauseTest(by=CauseTestKind.EVIDENCE, reason=reason),)
-
-
-def by_test(name: str, reason: str) -> tuple[CauseTest, ...]:
-    return (CauseTest(by=CauseTestKind.TEST, name=name, reason=reason),)
-
-
 @dataclass(frozen=True, kw_only=True)
 class CauseRow:
     """A row in the cause table, which contains everything known about one cause except its wording."""
 
     code: str
-    shown_by: tuple[CauseTest, ...]
     verdicts: tuple[Status, ...] = ()  # verdicts that this cause can explain
     kinds: tuple[HangKind, ...] = ()  # kinds of hang that this cause can explain
     is_noted: bool = False  # the finding can accompany any verdict, even a PASS
-    severity: Severity = (
-        Severity.CRITICAL
-    )  # severity in a FAIL or HANG; a finding that is only noted counts as a warning at most
+    severity: Severity = Severity.CRITICAL  # in a FAIL or HANG; a finding that is only noted is at most a warning
     ok_severity: Severity = Severity.INFO  # severity in a run that neither failed nor hung
     has_culprit: bool = True  # the report names a culprit (ranks, step, place) for this cause
     between_ranks: bool = False  # two groups of ranks disagree, and one of them is wrong
     certain_by: tuple[EvidenceKind, ...] = ()  # kinds of evidence that prove this cause
     certain_unless: tuple[Caveat, ...] = ()  # caveats of this cause, in addition to COMMON_CAVEATS
-    second_run: (
-        tuple[SecondRun, ...] | None
-    ) = ()  # second runs that show more about this cause; None: no second run can
+    second_run: tuple[SecondRun, ...] | None = ()  # second runs that show more; None: no second run can
     replay: Replay = Replay.NONE
     signatures: tuple[Pattern[str], ...] = ()  # texts of PyTorch's errors that identify this cause
-    producer: Producer = Producer.RULE
     enters_tree: DecisionTreePolicy = DecisionTreePolicy.UNEXPLAINED
     criteria: str = ""  # prefix of the settings on which this cause depends
     reason_of: str = ""  # code of the cause for which this finding, if certain, is the reason
@@ -159,7 +108,7 @@ _DEADLOCK, _LIVELOCK, _STARVED, _STOPPED = HangKind
 _FAIL_OR_HANG = (Status.FAIL, Status.HANG)
 
 # Base rows, from which the other rows are built. Ranks with different calls fail with gloo (FAIL) and hang with NCCL.
-_ROW = CauseRow(code="", shown_by=())
+_ROW = CauseRow(code="")
 _HANG = replace(_ROW, verdicts=(Status.HANG,))
 _DIVERGING = replace(
     _ROW,
@@ -226,197 +175,132 @@ class Cause(StrEnum):
         return next((match for signature in self.row.signatures if (match := signature.search(text))), None)
 
     # fmt: off
-    RANK_CONDITIONAL_COLLECTIVE = replace(_DIVERGING, code="rank_conditional_collective",
-        shown_by=programs("exit_destroyed_early", "fsdp_branch_skips"))
-    RANK0_ONLY_COLLECTIVE = replace(_DIVERGING, code="rank0_only_collective",
-        shown_by=programs("fsdp_state_rank0", "groups_rank0_barrier"))
-    ROOT_MISMATCH = replace(_DIVERGING, code="root_mismatch", replay=Replay.PYTHON_CALLS,
-        shown_by=programs("groups_broadcast_root", "groups_gather_root"))
-    COLLECTIVE_ORDER_MISMATCH = replace(_DIVERGING, code="collective_order_mismatch",
-        shown_by=programs("groups_dict_order", "groups_wrong_lookup"))
-    SHAPE_MISMATCH = replace(_DIVERGING, code="shape_mismatch",
-        shown_by=programs("fsdp_width_differs", "groups_batch_smaller"))
-    DTYPE_MISMATCH = replace(_DIVERGING, code="dtype_mismatch", shown_by=programs("groups_dtype_autocast"))
-    CROSS_GROUP_DEADLOCK = replace(_DIVERGING, code="cross_group_deadlock", shown_by=programs("groups_opposite_order"))
-    NO_SYNC_MISMATCH = replace(_DIVERGING, code="no_sync_mismatch",
-        shown_by=programs("groups_accumulation_differs", "groups_no_sync_once"))
-    UNEVEN_INPUTS = replace(_DIVERGING, code="uneven_inputs",
-        shown_by=programs("data_sampler_stops", "data_uneven_shards"))
+    RANK_CONDITIONAL_COLLECTIVE = replace(_DIVERGING, code="rank_conditional_collective")
+    RANK0_ONLY_COLLECTIVE = replace(_DIVERGING, code="rank0_only_collective")
+    ROOT_MISMATCH = replace(_DIVERGING, code="root_mismatch", replay=Replay.PYTHON_CALLS)
+    COLLECTIVE_ORDER_MISMATCH = replace(_DIVERGING, code="collective_order_mismatch")
+    SHAPE_MISMATCH = replace(_DIVERGING, code="shape_mismatch")
+    DTYPE_MISMATCH = replace(_DIVERGING, code="dtype_mismatch")
+    CROSS_GROUP_DEADLOCK = replace(_DIVERGING, code="cross_group_deadlock")
+    NO_SYNC_MISMATCH = replace(_DIVERGING, code="no_sync_mismatch")
+    UNEVEN_INPUTS = replace(_DIVERGING, code="uneven_inputs")
     SWALLOWED_EXCEPTION = replace(_HANG, code="swallowed_exception", verdicts=_FAIL_OR_HANG, kinds=(_DEADLOCK,),
-        is_noted=True, ok_severity=Severity.WARNING, certain_by=(_E.REPAIRED,),
-        shown_by=programs("data_error_swallowed", "data_loss_swallowed", "silent_batch_given_up"))
-    THREAD_DIED = replace(_HANG, code="thread_died", kinds=(_DEADLOCK, _STARVED),
-        shown_by=programs("thread_producer_died"))
-    STARVED = replace(_HANG, code="starved", kinds=(_STARVED,), certain_by=(_E.KERNEL,),
-        shown_by=programs("proc_child_sleeps"))
-    BLOCKED_IO = replace(_HANG, code="blocked_io", kinds=(_DEADLOCK, _STARVED),
-        shown_by=programs("backward_hook_reads_pipe", "io_fifo_no_writer"))
-    DEBUGGER_WAITS = replace(_HANG, code="debugger_waits", kinds=(_DEADLOCK, _STARVED), certain_by=(_E.KERNEL,),
-        shown_by=programs("io_breakpoint_left"))
-    PIPE_FULL = replace(_HANG, code="pipe_full", kinds=(_DEADLOCK,), certain_by=(_E.KERNEL,),
-        shown_by=programs("io_full_pipe_to_self", "proc_child_pipe_full"))
+        is_noted=True, ok_severity=Severity.WARNING, certain_by=(_E.REPAIRED,))
+    THREAD_DIED = replace(_HANG, code="thread_died", kinds=(_DEADLOCK, _STARVED))
+    STARVED = replace(_HANG, code="starved", kinds=(_STARVED,), certain_by=(_E.KERNEL,))
+    BLOCKED_IO = replace(_HANG, code="blocked_io", kinds=(_DEADLOCK, _STARVED))
+    DEBUGGER_WAITS = replace(_HANG, code="debugger_waits", kinds=(_DEADLOCK, _STARVED), certain_by=(_E.KERNEL,))
+    PIPE_FULL = replace(_HANG, code="pipe_full", kinds=(_DEADLOCK,), certain_by=(_E.KERNEL,))
     DATALOADER_WORKER_BLOCKED = replace(_HANG, code="dataloader_worker_blocked", kinds=(_DEADLOCK, _STARVED),
-        certain_by=(_E.KERNEL,), shown_by=programs("data_worker_lock", "data_worker_pipe"))
+        certain_by=(_E.KERNEL,))
     DATALOADER_WORKER_DIED = replace(_FAILURE, code="dataloader_worker_died", certain_by=(_E.RAISED,),
-        signatures=(_WORKER_LOST,), shown_by=programs("data_worker_killed"))
+        signatures=(_WORKER_LOST,))
     FORK_LOCK = replace(_HANG, code="fork_lock", kinds=(_DEADLOCK,), certain_by=(_E.CLOSED,),
-        certain_unless=(Caveat.LOCK_TAKEN_TWICE,), shown_by=programs("proc_fork_holds_lock", "proc_pool_fork_lock"))
+        certain_unless=(Caveat.LOCK_TAKEN_TWICE,))
     RENDEZVOUS_MISSING_RANK = replace(_HANG, code="rendezvous_missing_rank", verdicts=_FAIL_OR_HANG, kinds=(_DEADLOCK,),
-        certain_by=(_E.RECORD, _E.RAISED), shown_by=programs("rdzv_world_size"))
+        certain_by=(_E.RECORD, _E.RAISED))
     GROUP_CREATION_SUBSET = replace(_HANG, code="group_creation_subset", kinds=(_DEADLOCK,), certain_by=(_E.RECORD,),
-        replay=Replay.PYTHON_CALLS, shown_by=programs("groups_new_subset"))
+        replay=Replay.PYTHON_CALLS)
     P2P_UNMATCHED = replace(_DIVERGING, code="p2p_unmatched", verdicts=(Status.HANG,), certain_by=(_E.CLOSED,),
-        replay=Replay.PYTHON_CALLS, shown_by=programs("p2p_both_receive", "p2p_both_send"))
+        replay=Replay.PYTHON_CALLS)
     STORE_KEY_MISSING = replace(_HANG, code="store_key_missing", verdicts=_FAIL_OR_HANG, kinds=(_DEADLOCK, _STARVED),
-        certain_by=(_E.CLOSED, _E.RAISED), certain_unless=(Caveat.UNKNOWN_SETTER,),
-        shown_by=programs("store_counter_short", "store_key_never_set"))
+        certain_by=(_E.CLOSED, _E.RAISED), certain_unless=(Caveat.UNKNOWN_SETTER,))
     TRANSPORT = replace(_HANG, code="transport", kinds=(_STARVED,), certain_by=(_E.KERNEL,),
-        second_run=(SecondRun.OTHER_BACKEND, SecondRun.AGAIN), shown_by=programs("net_cut"))
+        second_run=(SecondRun.OTHER_BACKEND, SecondRun.AGAIN))
     BACKWARD_FUNCTION_BLOCKED = replace(_HANG, code="backward_function_blocked", kinds=(_DEADLOCK,),
-        certain_by=(_E.KERNEL,), certain_unless=(Caveat.WAIT_WITHOUT_NAME,), shown_by=programs("backward_lock"))
+        certain_by=(_E.KERNEL,), certain_unless=(Caveat.WAIT_WITHOUT_NAME,))
     LOCK_CYCLE = replace(_HANG, code="lock_cycle", kinds=(_DEADLOCK, _STARVED), certain_by=(_E.CLOSED,),
-        certain_unless=(Caveat.WAIT_WITHOUT_NAME, Caveat.WAIT_WITHOUT_HOLDER),
-        shown_by=programs("forward_lock", "groups_monitored_barrier", "proc_child_barrier", "thread_logger_died"))
-    RPC_DEADLOCK = replace(_HANG, code="rpc_deadlock", kinds=(_DEADLOCK, _STARVED), certain_by=(_E.CLOSED,),
-        shown_by=programs("rpc_locks_crossed",))
+        certain_unless=(Caveat.WAIT_WITHOUT_NAME, Caveat.WAIT_WITHOUT_HOLDER))
+    RPC_DEADLOCK = replace(_HANG, code="rpc_deadlock", kinds=(_DEADLOCK, _STARVED), certain_by=(_E.CLOSED,))
     STOPPED_PROCESS = replace(_HANG, code="stopped_process", kinds=(_STOPPED,), certain_by=(_E.FACT,),
-        enters_tree=_NEVER, shown_by=programs("proc_stopped_child", "signal_stop_self"))
+        enters_tree=_NEVER)
     INFINITE_LOOP = replace(_HANG, code="infinite_loop", kinds=(_LIVELOCK,), certain_by=(_E.SAMPLES,),
-        certain_unless=(Caveat.MISSING_HEARTBEAT,),
-        shown_by=programs("thread_endless_forward", "data_worker_endless_loop", "thread_prefetcher_spins"))
-    LIVELOCK = replace(_HANG, code="livelock", kinds=(_LIVELOCK,),
-        shown_by=programs("thread_poll_flag", "thread_retry_logs"))
-    POOL_WORKER_LOST = replace(_HANG, code="pool_worker_lost", kinds=(_STARVED,),
-        shown_by=programs("proc_pool_worker_killed"))
-    SHUTDOWN_HANG = replace(_HANG, code="shutdown_hang", kinds=(_DEADLOCK, _STARVED), certain_by=(_E.CLOSED,),
-        shown_by=programs("exit_atexit_waits", "exit_executor_left"))
-    GIL_HELD_NATIVE = replace(_HANG, code="gil_held_native", kinds=(_LIVELOCK, _STARVED), certain_by=(_E.HOLDER,),
-        shown_by=programs("thread_gil_in_c"))
-    NATIVE_BUSY_LOOP = replace(_HANG, code="native_busy_loop", kinds=(_LIVELOCK,), certain_by=(_E.SAMPLES,),
-        shown_by=programs("thread_spin_lock"))
-    RANK_ABSENT = replace(_HANG, code="rank_absent", kinds=(_DEADLOCK,), second_run=None,
-        shown_by=by_test("tests/core/test_aftermath.py", "needs a job that was not watched"))
+        certain_unless=(Caveat.MISSING_HEARTBEAT,))
+    LIVELOCK = replace(_HANG, code="livelock", kinds=(_LIVELOCK,))
+    POOL_WORKER_LOST = replace(_HANG, code="pool_worker_lost", kinds=(_STARVED,))
+    SHUTDOWN_HANG = replace(_HANG, code="shutdown_hang", kinds=(_DEADLOCK, _STARVED), certain_by=(_E.CLOSED,))
+    GIL_HELD_NATIVE = replace(_HANG, code="gil_held_native", kinds=(_LIVELOCK, _STARVED), certain_by=(_E.HOLDER,))
+    NATIVE_BUSY_LOOP = replace(_HANG, code="native_busy_loop", kinds=(_LIVELOCK,), certain_by=(_E.SAMPLES,))
+    RANK_ABSENT = replace(_HANG, code="rank_absent", kinds=(_DEADLOCK,), second_run=None)
     SLOW = replace(_FAILURE, code="slow", severity=Severity.WARNING, ok_severity=Severity.WARNING,
-        certain_by=(_E.SAMPLES,), second_run=None, enters_tree=_NEVER, criteria="limits.",
-        shown_by=programs("forward_slow_loop", "rank_busy_past_timeout"))
+        certain_by=(_E.SAMPLES,), second_run=None, enters_tree=_NEVER, criteria="limits.")
     UNUSED_PARAMS = replace(_FAILURE, code="unused_params", certain_by=(_E.RAISED,), second_run=(SecondRun.NAMES,),
-        signatures=(_UNFINISHED,), shown_by=programs("ddp_unused_branch", "ddp_unused_never"))
+        signatures=(_UNFINISHED,))
     RANK_CONDITIONAL_UNUSED_PARAMS = replace(_HANG, code="rank_conditional_unused_params", verdicts=_FAIL_OR_HANG,
         kinds=(_DEADLOCK,), certain_by=(_E.RAISED, _E.RECORD, _E.REPAIRED), second_run=(SecondRun.NAMES,),
-        signatures=(_UNFINISHED,),
-        shown_by=programs("ddp_output_not_in_loss", "ddp_unused_at_once", "ddp_layer_dropped"))
+        signatures=(_UNFINISHED,))
     REENTRANT_NO_GRAD_INPUT = replace(_FAILURE, code="reentrant_no_grad_input", is_noted=True,
-        ok_severity=Severity.WARNING, certain_by=(_E.RAISED,), signatures=(_UNFINISHED,),
-        shown_by=programs("gc_reentrant_first", "gc_reentrant_silent"))
+        ok_severity=Severity.WARNING, certain_by=(_E.RAISED,), signatures=(_UNFINISHED,))
     READY_TWICE = replace(_FAILURE, code="ready_twice", certain_by=(_E.RAISED,), second_run=(SecondRun.NAMES,),
-        signatures=(_READY_TWICE,), shown_by=programs("ddp_ready_twice_shared", "gc_ready_twice_outside"))
+        signatures=(_READY_TWICE,))
     STATIC_GRAPH_CHANGED = replace(_FAILURE, code="static_graph_changed", certain_by=(_E.RAISED,),
-        second_run=(SecondRun.NAMES,), signatures=(_NOT_STATIC,),
-        shown_by=programs("ddp_static_graph_grows", "ddp_static_graph_shrinks"))
+        second_run=(SecondRun.NAMES,), signatures=(_NOT_STATIC,))
     CHECKPOINT_RECOMPUTE_MISMATCH = replace(_FAILURE, code="checkpoint_recompute_mismatch", certain_by=(_E.RAISED,),
-        second_run=(SecondRun.CHECKPOINT_DEBUG,), signatures=(_RECOMPUTED,),
-        shown_by=programs("gc_recompute_counts", "gc_recompute_shapes"))
+        second_run=(SecondRun.CHECKPOINT_DEBUG,), signatures=(_RECOMPUTED,))
     INPLACE_MODIFICATION = replace(_FAILURE, code="inplace_modification", certain_by=(_E.RAISED,),
-        second_run=(SecondRun.ANOMALY,), signatures=(_IN_PLACE,),
-        shown_by=programs("backward_inplace_add", "backward_inplace_mask"))
+        second_run=(SecondRun.ANOMALY,), signatures=(_IN_PLACE,))
     MODEL_MISMATCH = replace(_FAILURE, code="model_mismatch", certain_by=(_E.RAISED,), second_run=(SecondRun.NAMES,),
-        signatures=_OTHER_MODEL, shown_by=programs("ddp_model_depth_differs", "ddp_model_width_differs"))
-    FIND_UNUSED_NEEDLESS = replace(_SILENT, code="find_unused_needless", ok_severity=Severity.INFO,
-        shown_by=programs("ddp_find_unused_needless"))
+        signatures=_OTHER_MODEL)
+    FIND_UNUSED_NEEDLESS = replace(_SILENT, code="find_unused_needless", ok_severity=Severity.INFO)
     GRADIENT_ORDER_DIFFERS = replace(_SILENT, code="gradient_order_differs", ok_severity=Severity.INFO,
-        certain_by=(_E.RECORD,), shown_by=by_evidence("only the traces of nsa.train show the order"))
+        certain_by=(_E.RECORD,))
     EXCEPTION = replace(_FAILURE, code="exception", certain_by=(_E.RAISED,),
-        certain_unless=(Caveat.RAISED_IN_COLLECTIVE,), second_run=(SecondRun.ANOMALY,), enters_tree=_ALWAYS,
-        shown_by=programs("backward_hook_raises", "backward_twice"))
+        certain_unless=(Caveat.RAISED_IN_COLLECTIVE,), second_run=(SecondRun.ANOMALY,), enters_tree=_ALWAYS)
     HOST_OOM = replace(_FAILURE, code="host_oom", certain_by=(_E.RAISED, _E.KERNEL), enters_tree=_NEVER,
-        signatures=(_NO_MEMORY,), shown_by=programs("exit_memory_error", "exit_tensor_too_large"))
+        signatures=(_NO_MEMORY,))
     CUDA_OOM = replace(_FAILURE, code="cuda_oom", certain_by=(_E.RAISED,), enters_tree=_NEVER,
-        signatures=(_NO_GPU_MEMORY,), shown_by=by_evidence("needs a GPU"))
+        signatures=(_NO_GPU_MEMORY,))
     CUDA_ASSERT = replace(_FAILURE, code="cuda_assert", second_run=(SecondRun.LAUNCH_BLOCKING,),
-        signatures=(_GPU_ASSERT,), shown_by=by_evidence("needs a GPU kernel"))
-    INFRA = replace(_FAILURE, code="infra", enters_tree=_NEVER, shown_by=programs("io_disk_full", "io_file_too_large"))
-    HIDDEN_PACKAGE = replace(_FAILURE, code="hidden_package", certain_by=(_E.RAISED,), enters_tree=_NEVER,
-        shown_by=by_test("tests/core/test_resources.py", "the program must not start"))
+        signatures=(_GPU_ASSERT,))
+    INFRA = replace(_FAILURE, code="infra", enters_tree=_NEVER)
+    HIDDEN_PACKAGE = replace(_FAILURE, code="hidden_package", certain_by=(_E.RAISED,), enters_tree=_NEVER)
     DISK_FULL = replace(_HANG, code="disk_full", verdicts=(Status.FAIL, Status.ERROR), has_culprit=False,
-        certain_by=(_E.FACT,), enters_tree=_NEVER,
-        shown_by=by_test("tests/core/test_resources.py", "a test program must not fill a shared disk"))
+        certain_by=(_E.FACT,), enters_tree=_NEVER)
     EARLY_EXIT = replace(_FAILURE, code="early_exit", certain_by=(_E.KERNEL,),
-        certain_unless=(Caveat.EXIT_BETWEEN_STEPS,), shown_by=programs("exit_os_exit_zero", "exit_zero_early"))
-    BAD_EXIT = replace(_FAILURE, code="bad_exit", certain_by=(_E.ENDED,), enters_tree=_ALWAYS,
-        shown_by=programs("exit_bad_option", "exit_three"))
-    KILLED = replace(_FAILURE, code="killed", certain_by=(_E.KERNEL,), enters_tree=_NEVER,
-        shown_by=programs("signal_kill_self"))
-    SEGFAULT = replace(_FAILURE, code="segfault", certain_by=(_E.ENDED,), enters_tree=_ALWAYS,
-        shown_by=programs("signal_bus", "signal_segfault"))
+        certain_unless=(Caveat.EXIT_BETWEEN_STEPS,))
+    BAD_EXIT = replace(_FAILURE, code="bad_exit", certain_by=(_E.ENDED,), enters_tree=_ALWAYS)
+    KILLED = replace(_FAILURE, code="killed", certain_by=(_E.KERNEL,), enters_tree=_NEVER)
+    SEGFAULT = replace(_FAILURE, code="segfault", certain_by=(_E.ENDED,), enters_tree=_ALWAYS)
     ABORTED = replace(_FAILURE, code="aborted", certain_by=(_E.ENDED,), certain_unless=(Caveat.RAISED_IN_COLLECTIVE,),
-        enters_tree=_ALWAYS, shown_by=programs("signal_abort"))
-    UNKNOWN = replace(_HANG, code="unknown", verdicts=_FAIL_OR_HANG, kinds=(_DEADLOCK, _STARVED), enters_tree=_ALWAYS,
-        shown_by=by_evidence("such a program would show that a rule is missing"))
+        enters_tree=_ALWAYS)
+    UNKNOWN = replace(_HANG, code="unknown", verdicts=_FAIL_OR_HANG, kinds=(_DEADLOCK, _STARVED), enters_tree=_ALWAYS)
     EXPECTATION_MISSED = replace(_FAILURE, code="expectation_missed", severity=Severity.WARNING,
-        ok_severity=Severity.WARNING, certain_by=(_E.FACT,), second_run=None, producer=Producer.EXPECTATION,
-        enters_tree=_NEVER, criteria="expect.",
-        shown_by=by_test("tests/core/test_expectation.py", "the number comes from a scenario; test programs have none"))
+        ok_severity=Severity.WARNING, certain_by=(_E.FACT,), second_run=None, enters_tree=_NEVER, criteria="expect.")
     FLAKY = replace(_FAILURE, code="flaky", severity=Severity.WARNING, ok_severity=Severity.WARNING, second_run=None,
-        producer=Producer.ATTEMPTS, enters_tree=_NEVER,
-        shown_by=programs("flaky_exit_second_attempt", "flaky_hang_second_attempt"))
+        enters_tree=_NEVER)
     NO_GRADIENT = replace(_SILENT, code="no_gradient", verdicts=(Status.FAIL,), certain_by=(_E.FACT,),
-        signatures=(_NO_GRAD_FN,),
-        shown_by=programs("silent_no_gradient_detached", "silent_no_gradient_no_grad", "silent_no_gradient_masked",
-            "silent_no_gradient_by_hand", "silent_no_gradient_summed"))
-    NAN = replace(_SILENT, code="nan", certain_by=(_E.RECORD,), second_run=(SecondRun.ANOMALY,),
-        shown_by=programs("silent_nan_loss_one_rank", "silent_nan_root_of_zero"))
-    REPLICA_DIVERGENCE = replace(_SILENT, code="replica_divergence", certain_by=(_E.RECORD,),
-        shown_by=programs(
-            "silent_replicas_edited", "silent_replicas_extra_step", "silent_replicas_own_seed", "silent_replicas_order",
-            "silent_uneven_accumulation",
-        ))
-    SHARED_FILE = replace(_SILENT, code="shared_file", shown_by=programs("silent_file_of_all"))
-    UNINITIALISED_PARAMETERS = replace(_SILENT, code="uninitialised_parameters",
-        shown_by=programs("silent_parameters_unset"))
-    UNWAITED_COLLECTIVE = replace(_SILENT, code="unwaited_collective", shown_by=programs("silent_unwaited_reduce"))
-    MEMORY_GROWTH = replace(_SILENT, code="memory_growth", second_run=(SecondRun.GROWTH,),
-        shown_by=programs("silent_leak_cache", "silent_leak_graphs"))
-    INPUT_BOUND = replace(_SILENT, code="input_bound", shown_by=programs("silent_input_bound"))
-    STRAGGLER = replace(_SILENT, code="straggler", shown_by=programs("silent_straggler"))
-    GATE_COLLAPSE = replace(_SILENT, code="gate_collapse",
-        shown_by=by_evidence("only the model of nsa.train has gates"))
-    PER_TOKEN_NODES = replace(_SILENT, code="per_token_nodes", certain_by=(_E.FACT,), reason_of="slow",
-        shown_by=by_test("tests/end_to_end/test_step_costs.py", "only nsa.train counts the nodes of its graph"))
-    QUADRATIC_COST = replace(_SILENT, code="quadratic_cost", certain_by=(_E.FACT,),
-        shown_by=by_test("tests/end_to_end/test_step_costs.py", "only nsa.train reports the memory of its graph"))
-    MEMORY_EXCESS = replace(_SILENT, code="memory_excess", certain_by=(_E.FACT,),
-        shown_by=by_test("tests/end_to_end/test_step_costs.py", "only nsa.train reports what its shape needs"))
-    IDLE_DEVICE = replace(_SILENT, code="idle_device",
-        shown_by=by_test("tests/core/test_resources.py", "needs two GPUs; tested with recorded values"))
-    DIRTY_EXIT = replace(_SILENT, code="dirty_exit", certain_by=(_E.ENDED,),
-        shown_by=programs("silent_dirty_atexit", "silent_dirty_shared_memory"))
-    ORPHAN_PROCESS = replace(_SILENT, code="orphan_process", certain_by=(_E.FACT,),
-        shown_by=programs("proc_orphan_left"))
+        signatures=(_NO_GRAD_FN,))
+    NAN = replace(_SILENT, code="nan", certain_by=(_E.RECORD,), second_run=(SecondRun.ANOMALY,))
+    REPLICA_DIVERGENCE = replace(_SILENT, code="replica_divergence", certain_by=(_E.RECORD,))
+    SHARED_FILE = replace(_SILENT, code="shared_file")
+    UNINITIALISED_PARAMETERS = replace(_SILENT, code="uninitialised_parameters")
+    UNWAITED_COLLECTIVE = replace(_SILENT, code="unwaited_collective")
+    MEMORY_GROWTH = replace(_SILENT, code="memory_growth", second_run=(SecondRun.GROWTH,))
+    INPUT_BOUND = replace(_SILENT, code="input_bound")
+    STRAGGLER = replace(_SILENT, code="straggler")
+    GATE_COLLAPSE = replace(_SILENT, code="gate_collapse")
+    PER_TOKEN_NODES = replace(_SILENT, code="per_token_nodes", certain_by=(_E.FACT,), reason_of="slow")
+    QUADRATIC_COST = replace(_SILENT, code="quadratic_cost", certain_by=(_E.FACT,))
+    MEMORY_EXCESS = replace(_SILENT, code="memory_excess", certain_by=(_E.FACT,))
+    IDLE_DEVICE = replace(_SILENT, code="idle_device")
+    DIRTY_EXIT = replace(_SILENT, code="dirty_exit", certain_by=(_E.ENDED,))
+    ORPHAN_PROCESS = replace(_SILENT, code="orphan_process", certain_by=(_E.FACT,))
     DEEPENED = replace(_SILENT, code="deepened", severity=Severity.INFO, ok_severity=Severity.INFO,
-        certain_by=(_E.RECORD,), producer=Producer.ATTEMPTS,
-        shown_by=by_test("tests/core/test_deepening.py", "needs a second run with one change"))
+        certain_by=(_E.RECORD,))
     SAME_PLACE = replace(_SILENT, code="same_place", severity=Severity.INFO, ok_severity=Severity.INFO,
-        certain_by=(_E.RECORD,), producer=Producer.ATTEMPTS,
-        shown_by=by_test("tests/core/test_same_place.py", "needs several attempts of one launch"))
+        certain_by=(_E.RECORD,))
     MISSING_NEED = replace(_ROW, code="missing_need", verdicts=(Status.SKIP,), certain_by=(_E.FACT,),
-        producer=Producer.NEEDS, enters_tree=_NEVER,
-        shown_by=by_test("tests/core/test_outcome.py", "needs a machine that lacks something"))
-    INTERRUPTED = replace(_UNJUDGED, code="interrupted", has_culprit=False, second_run=None,
-        shown_by=by_evidence("Ctrl-C comes from outside the program"))
-    STILL_RUNNING = replace(_UNJUDGED, code=STILL_RUNNING, shown_by=by_evidence("needs a job that is only inspected"))
-    SUSPECTED = replace(_UNJUDGED, code=SUSPECTED, shown_by=by_evidence("needs a job that is only inspected"))
-    INCONCLUSIVE = replace(_UNJUDGED, code=INCONCLUSIVE, has_culprit=False, second_run=None,
-        shown_by=by_test("tests/core/test_aftermath.py", "needs the incomplete files of a job that was not watched"))
-    FRAMEWORK_PHASE = replace(_SILENT, code="framework_phase",
-        shown_by=by_test("tests/core/test_frameworks.py", "needs a framework"))
-    RETRACTED_HANG = replace(_SILENT, code="retracted_hang", ok_severity=Severity.INFO, certain_by=(_E.FACT,),
-        shown_by=by_evidence("needs a watched job that continues after its proof"))
+        enters_tree=_NEVER)
+    INTERRUPTED = replace(_UNJUDGED, code="interrupted", has_culprit=False, second_run=None)
+    STILL_RUNNING = replace(_UNJUDGED, code=STILL_RUNNING)
+    SUSPECTED = replace(_UNJUDGED, code=SUSPECTED)
+    INCONCLUSIVE = replace(_UNJUDGED, code=INCONCLUSIVE, has_culprit=False, second_run=None)
+    FRAMEWORK_PHASE = replace(_SILENT, code="framework_phase")
+    RETRACTED_HANG = replace(_SILENT, code="retracted_hang", ok_severity=Severity.INFO, certain_by=(_E.FACT,))
     ATTEMPT_DIRECTORY_LOST = replace(_UNJUDGED, code="attempt_directory_lost", severity=Severity.WARNING,
-        ok_severity=Severity.WARNING, has_culprit=False, second_run=None,
-        producer=Producer.COMMAND,
-        shown_by=by_test("tests/end_to_end/test_lost_directory.py", "leaves no evidence"))
+        ok_severity=Severity.WARNING, has_culprit=False, second_run=None)
     HARNESS_ERROR = replace(_UNJUDGED, code="harness_error", severity=Severity.WARNING, ok_severity=Severity.WARNING,
-        has_culprit=False, shown_by=by_evidence("needs a defect of nsa-harness itself"))
+        has_culprit=False)
     # fmt: on
 
 

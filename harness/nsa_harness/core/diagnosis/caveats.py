@@ -230,12 +230,11 @@ _CAVEAT_CHECKS: dict[Caveat, Check] = {
     Caveat.RAISED_IN_COLLECTIVE: _raised_in_collective,
     Caveat.NO_PROGRAM_LINE: _no_program_line,
     Caveat.CAUGHT_EXCEPTION: _exception_only_at_fault,
-    Caveat.UNKNOWN_SETTER: lambda *_: _question(Caveat.UNKNOWN_SETTER),  # the evidence of a run can never rule this out
+    # The evidence of a run can rule out neither an unknown setter nor a lock that was taken twice.
+    Caveat.UNKNOWN_SETTER: lambda *_: _question(Caveat.UNKNOWN_SETTER),
     Caveat.WAIT_WITHOUT_NAME: _wait_without_name,
     Caveat.WAIT_WITHOUT_HOLDER: _wait_without_holder,
-    Caveat.LOCK_TAKEN_TWICE: lambda *_: _question(
-        Caveat.LOCK_TAKEN_TWICE
-    ),  # the evidence of a run can never rule this out
+    Caveat.LOCK_TAKEN_TWICE: lambda *_: _question(Caveat.LOCK_TAKEN_TWICE),
     Caveat.MISSING_HEARTBEAT: _missing_heartbeat,
     Caveat.EXIT_BETWEEN_STEPS: _exit_between_steps,
 }

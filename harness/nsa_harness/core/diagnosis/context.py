@@ -268,9 +268,8 @@ def last_call_before_exit(context: DiagnosisContext, rank: int | None) -> Place 
     status_file = context.status_files.get(rank) if rank is not None else None
     if status_file is None or status_file.exit_chain or not status_file.calls or status_file.beat_s is None:
         return None
-    event_s = (
-        status_file.latest_training_event.at_s if status_file.latest_training_event is not None else 0.0
-    )  # a training event after the call means that the rank had already left it
+    # A training event after the call means that the rank had already left it.
+    event_s = status_file.latest_training_event.at_s if status_file.latest_training_event is not None else 0.0
     return status_file.calls[-1].place if status_file.calls[-1].entered_s > max(status_file.beat_s, event_s) else None
 
 
@@ -416,9 +415,9 @@ def waiting_function(wait: Wait) -> str:
 
 def process_facts(child: ChildWait | None) -> Facts | None:
     """Return facts about the child process that a rank waits for, or None if `child` is None."""
-    return (
-        None if child is None else {"pid": child.pid, "command": child.command, "blocked_in": child.deepest.kind.value}
-    )
+    if child is None:
+        return None
+    return {"pid": child.pid, "command": child.command, "blocked_in": child.deepest.kind.value}
 
 
 def ranks_by_facts(facts: Iterable[tuple[int, Facts]]) -> tuple[Facts, ...]:
@@ -456,9 +455,8 @@ def rank_frames(context: DiagnosisContext, rank: RankEvidence) -> Sequence[Frame
     snapshot, status_file = context.last_snapshot.get(rank.rank), rank.status_file
     stack = training_stack(snapshot.stacks, snapshot.pid) if snapshot else None
     stacks = (
-        rank.exception.frames
-        if rank.exception and not hung_roots(context)
-        else (),  # in a hang, the rank only printed this traceback and continued
+        # In a hang, the rank only printed this traceback and continued.
+        rank.exception.frames if rank.exception and not hung_roots(context) else (),
         status_file.exit_chain if status_file else (),
         rank.death_stacks[-1].frames if rank.death_stacks and rank.exit else (),
         stack.frames if stack else (),

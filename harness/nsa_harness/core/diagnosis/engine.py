@@ -73,8 +73,5 @@ def _culprit(context: DiagnosisContext, first: Explanation | None) -> Culprit | 
     if step is None and rank:
         step = step_in_progress(context, rank)
     return Culprit(
-        ranks=first.ranks,
-        step=step if context.counts_steps else None,
-        collective=first.collective,
-        place=first.place,
+        ranks=first.ranks, step=step if context.counts_steps else None, collective=first.collective, place=first.place
     )

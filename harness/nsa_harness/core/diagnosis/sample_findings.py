@@ -9,9 +9,7 @@ from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.diagnosis.confidence import EvidenceKind
 from nsa_harness.core.diagnosis.context import DiagnosisContext
 from nsa_harness.core.diagnosis.explanation import Explanation, OpenQuestion
-from nsa_harness.core.evidence.health_samples import (
-    HealthSamples,
-)
+from nsa_harness.core.evidence.health_samples import HealthSamples
 from nsa_harness.core.report import Facts, Place
 
 MIN_GRADIENT_SAMPLES = 4  # with fewer samples, a parameter may still receive a gradient later

@@ -72,9 +72,7 @@ class CaughtException:
     count: int = 1
     last_step: int | None = None  # optimizer step of the latest one; None = not recorded
     chain: tuple[Frame, ...] = ()  # the program's own lines, innermost first; empty = unknown
-    caught_at: Place | None = (
-        None  # where the program's own code caught it; None = not caught, or unknown (Python 3.11)
-    )
+    caught_at: Place | None = None  # where the program caught it; None = not caught, or unknown (Python 3.11)
     left_forward: bool = True  # it left the forward of a module
 
 
@@ -149,9 +147,7 @@ class Ending(StrEnum):
     EXITED = "exited"  # the launcher has exited; ranks that outlive it are terminated soon after
     STALL = "stall"  # the harness proved that the run makes no more progress, and terminated it
     DEADLINE = "deadline"  # the run was still running at its deadline, and the harness terminated it
-    EARLY = (
-        "early"  # the harness terminated it without a proof: it was blocked like another run that was proven to hang
-    )
+    EARLY = "early"  # the harness terminated it without a proof: it was blocked like a run that was proven to hang
     INTERRUPTED = "interrupted"  # Ctrl-C
     CONTROLLER_DIED = "abandoned"  # the controller died; the reaper ended the run
     NOT_LAUNCHED = "not_launched"  # the launcher could not be started
@@ -236,9 +232,7 @@ class StatusFile:
     beat_s: float | None  # latest time at which the heartbeat thread ran
     exit_s: float | None  # orderly end of the interpreter
     ended_by_exception: bool
-    events: tuple[
-        ProgressEvent, ...
-    ]  # for each thread its latest training event and its latest other event; latest first
+    events: tuple[ProgressEvent, ...]  # of each thread the latest training event and the latest other; latest first
     gaps_s: dict[str, float]  # kind of event -> longest pause after an event of this kind
     steps_s: tuple[tuple[int, float], ...]  # (optimizer step, time at which it was done)
     calls: tuple[Call, ...]  # oldest first
@@ -246,9 +240,7 @@ class StatusFile:
     completed: int  # collectives of these that have completed
     collectives_changed_s: float | None  # when one of these two numbers changed last
     heartbeat_frame: Frame | None = None  # the main thread's innermost line outside torch at the last heartbeat
-    gradients: dict[int, int] = field(
-        default_factory=dict
-    )  # step -> parameters with a gradient when the optimizer began
+    gradients: dict[int, int] = field(default_factory=dict)  # step -> parameters with a gradient before the optimizer
     caught_exceptions: tuple[CaughtException, ...] = ()
     events_per_step: dict[int, int] = field(default_factory=dict)  # finished step -> number of its training events
     groups: dict[str, tuple[int, ...]] = field(default_factory=dict)  # process group -> its members' global ranks

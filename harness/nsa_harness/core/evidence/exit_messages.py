@@ -266,16 +266,10 @@ _FAILURE = re.compile(r"rank\s*:\s*(\d+) \(local_rank: \d+\)\s*\n.*?exitcode\s*:
 # Messages of processes that send signals. If a message names no process, the signal went to the whole job.
 _SENDERS = (
     ("torchrun", re.compile(r"Sending process (?P<pid>\d+) closing signal (?P<signal>\w+)")),
-    (
-        "torchrun",
-        re.compile(r"Unable to shutdown process (?P<pid>\d+) via.*forcefully exiting via (?P<signal>\w+)"),
-    ),
+    ("torchrun", re.compile(r"Unable to shutdown process (?P<pid>\d+) via.*forcefully exiting via (?P<signal>\w+)")),
     ("torch.multiprocessing.spawn", re.compile(r"Terminating process (?P<pid>\d+) via signal (?P<signal>\w+)")),
     ("DeepSpeed's launcher", re.compile(r"Killing subprocess (?P<pid>\d+)")),
-    (
-        "Lightning's launcher",
-        re.compile(r"Child process with PID \d+ (?P<why>terminated with code -?\d+)"),
-    ),
+    ("Lightning's launcher", re.compile(r"Child process with PID \d+ (?P<why>terminated with code -?\d+)")),
     (
         "somebody outside, to torchrun",
         re.compile(r"(?:Received (?=\S+ death signal, shutting)|SignalException: Process .*: )(?P<number>\d{1,2})?"),

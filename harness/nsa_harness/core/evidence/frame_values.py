@@ -142,8 +142,7 @@ def with_texts(values: ProcessValues, change: Callable[[str, str], str]) -> Proc
         return replace(frame, values=tuple((name, change(name, text)) for name, text in frame.values))
 
     return replace(
-        values,
-        stacks=tuple(replace(stack, frames=tuple(map(changed, stack.frames))) for stack in values.stacks),
+        values, stacks=tuple(replace(stack, frames=tuple(map(changed, stack.frames))) for stack in values.stacks)
     )
 
 

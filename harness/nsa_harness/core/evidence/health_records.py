@@ -190,10 +190,7 @@ def _read_data_wait(record: dict[str, Any]) -> DataWait:
     if not (isfinite(waited_s) and isfinite(passed_s)):
         raise ValueError(f"waited {waited_s} of {passed_s} s")
     return DataWait(
-        step=int(record["step"]),
-        waited_s=waited_s,
-        elapsed_s=passed_s,
-        place=read_place(str(record["waited_at"])),
+        step=int(record["step"]), waited_s=waited_s, elapsed_s=passed_s, place=read_place(str(record["waited_at"]))
     )
 
 

@@ -178,9 +178,7 @@ class HealthSamples:
     bad_in_a_row: int = 0  # number of losses at the end of the run that were all not finite
     losses: int = 0  # number of losses
     non_finite_parameters: NonFiniteValue | None = None  # None if all parameters are finite in the last sample
-    without_gradient: tuple[
-        str, ...
-    ] = ()  # parameters without a gradient in any sample, although their module was called
+    without_gradient: tuple[str, ...] = ()  # parameters without any gradient, although their module was called
     without_gradient_count: int = 0
     without_gradient_place: Place | None = None  # the line that uses the first of these parameters
     zero_gradient_count: int = 0  # number of one optimizer's parameters whose gradients were zero in every sample
@@ -191,9 +189,7 @@ class HealthSamples:
     dropped_batches: tuple[DroppedBatches, ...] = ()
     gradient_arrivals: tuple[GradientArrivals, ...] = ()
     memory_growth: tuple[MemoryGrowth, ...] = ()  # largest growth first; empty unless the launch requested it
-    open_group: bool | None = (
-        None  # a process group was still open at exit; None = the interpreter did not exit normally
-    )
+    open_group: bool | None = None  # a process group was open at exit; None = the interpreter did not exit normally
 
 
 @stored_as(entry_place="entered")

@@ -26,9 +26,7 @@ class Task:
     timed: bool | None  # the wait has a timeout; None = not readable
     cpu_s: float
     fd: int | None = None  # descriptor of the system call; for a poll, the first one
-    target: str = (
-        ""  # what `fd` refers to: "pipe:[123]", "socket:[456]", a path; file of a shared lock; "" if unreadable
-    )
+    target: str = ""  # what `fd` is: "pipe:[123]", "socket:[456]", a path; file of a shared lock; "" if unreadable
     # Living processes that could end this wait: they have the other end of the pipe, FIFO or socket open, they hold the
     # lock, or they are the child that the thread waits for. None = no such wait, or some process could not be read.
     held_by: tuple[int, ...] | None = None
@@ -36,9 +34,7 @@ class Task:
     read_bytes: int | None = None  # the part of `io_bytes` that the thread has read; None = not readable
     timeout_s: float | None = None  # time limit of a poll or select, counted from its start; None = unknown or none
     idle_s: float | None = None  # for a main thread: time since it last ran on a core; None = unknown
-    wake_count: int = (
-        0  # number of wake-ups from the same sleep, counted between snapshots, since it last did other work
-    )
+    wake_count: int = 0  # wake-ups from the same sleep, counted between snapshots, since it last did other work
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -86,13 +86,8 @@ def _split_prefix(line: str) -> tuple[int | None, int | None, str]:
         else:
             break
         at = prefix.end()
-    if (
-        rank is None
-        and "Rank " in line
-        and (nccl_prefix := _NCCL_PREFIX.search(line))
-        and int(nccl_prefix[1]) < MAX_RANKS
-    ):
-        rank = int(nccl_prefix[1])
+    if rank is None and "Rank " in line and (nccl_prefix := _NCCL_PREFIX.search(line)):
+        rank = _rank(nccl_prefix[1])
     return local_rank, rank, line[at:]
 
 
@@ -244,13 +239,7 @@ def _matching_lines(pattern: re.Pattern[str], text: str, *hints: str) -> Iterato
 
 _TASKS = re.compile(r"srun: error: (?:\S{1,200}: )?tasks? (?P<tasks>[\d,\-]{1,400}): (?P<how>[^\n]{1,80})")
 _CODE = re.compile(r"Exited with exit code (\d{1,3})")
-_STATUS_BY_TEXT = (
-    ("Out Of Memory", -9),
-    ("Killed", -9),
-    ("Segmentation fault", -11),
-    ("Aborted", -6),
-    ("Terminated", -15),
-)
+_STATUS_BY_TEXT = {"Out Of Memory": -9, "Killed": -9, "Segmentation fault": -11, "Aborted": -6, "Terminated": -15}
 _OUT_OF_MEMORY = re.compile(r"[^\n]{0,80}(?:oom[_-]kill event|Out Of Memory)[^\n]{0,120}")
 
 
@@ -271,7 +260,7 @@ def _status(ending: str) -> int | None:
     """Return the exit status in a message from srun, negative for a signal, or None if it contains none."""
     if code := _CODE.match(ending):
         return int(code[1])
-    return next((status for text, status in _STATUS_BY_TEXT if ending.startswith(text)), None)
+    return next((status for text, status in _STATUS_BY_TEXT.items() if ending.startswith(text)), None)
 
 
 def _numbers(ranges: str) -> Iterator[int]:

@@ -13,7 +13,6 @@ from nsa_harness.core.evidence.evidence import (
     Ending,
     Evidence,
     Exit,
-    Frame,
     RaisedException,
     RankEvidence,
     RankSnapshot,
@@ -174,7 +173,7 @@ class _Merge:
 
     def _take_exits(self, text: str) -> None:
         """Store the exit status of each rank that the launcher's output reports."""
-        began = _first_time(text)
+        began = min((_seconds(stamp) for stamp in re.findall(_TIME, text)), default=0.0)
         for failure in self.failures:
             # The summary has whole seconds. The half second keeps the failure that torchrun saw first in front.
             at_s = max(0.0, _time_of(text, failure.pid) - began) + (0.0 if failure.first else 0.5)
@@ -420,7 +419,7 @@ def _snapshot(rank: RankEvidence, files: _Rank) -> RankSnapshot | None:
         stacks = parse_faulthandler(text)
     if not stacks and rank.exception and rank.exception.frames and timeout_message(rank):
         proof = "stderr.log"
-        stacks = (_stack_of_traceback(rank.exception.frames),)
+        stacks = (Stack(thread="MainThread", tid=None, active=False, frames=rank.exception.frames, source="traceback"),)
     has_collectives = files.recorder is not None or bool(files.collectives)
     if not stacks and not has_collectives:
         return None
@@ -434,10 +433,6 @@ def _snapshot(rank: RankEvidence, files: _Rank) -> RankSnapshot | None:
         proof=f"rank{rank.rank}/{proof}" if stacks else f"rank{rank.rank}/flight.json",
         is_from_dump=True,
     )
-
-
-def _stack_of_traceback(frames: tuple[Frame, ...]) -> Stack:
-    return Stack(thread="MainThread", tid=None, active=False, frames=frames, source="traceback")
 
 
 def _full_names(ranks: Iterable[_Rank]) -> dict[str, str]:
@@ -475,10 +470,6 @@ def _completed_call(group: str, seq: int) -> Collective:
 
 _TIME = r"time\s*:\s*(\d{4}-\d\d-\d\d_\d\d:\d\d:\d\d)"
 _TIME_FORM = "%Y-%m-%d_%H:%M:%S"
-
-
-def _first_time(text: str) -> float:
-    return min((_seconds(stamp) for stamp in re.findall(_TIME, text)), default=0.0)
 
 
 def _time_of(text: str, pid: int) -> float:
@@ -533,10 +524,7 @@ def _script(text: str) -> str:
 # Missing data, and how to record it next time.
 
 _HOW = {
-    "logs": (
-        "torchrun --log-dir logs --redirects 3 --tee 3 ...",
-        "srun --label --output=logs/%j_%t.out ...",
-    ),
+    "logs": ("torchrun --log-dir logs --redirects 3 --tee 3 ...", "srun --label --output=logs/%j_%t.out ..."),
     "stacks": (
         "nsa-harness attach",
         "py-spy dump --full-filenames --pid PID > rank3.txt",

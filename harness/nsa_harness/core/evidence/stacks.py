@@ -30,11 +30,7 @@ _GUESTS = re.compile(
     r"/(?:nsa_)?harness/(?:probe|faults|fork_server|pytest_plugin)/"
 )  # in a checkout and in an installed package
 _PROBE = re.compile(r"/(?:nsa_)?harness/probe/")
-_LIBRARY_POLLERS = (
-    "tqdm/_monitor.py",
-    "torch/utils/data/_utils/pin_memory.py",
-    "multiprocessing/resource_sharer.py",
-)
+_LIBRARY_POLLERS = ("tqdm/_monitor.py", "torch/utils/data/_utils/pin_memory.py", "multiprocessing/resource_sharer.py")
 
 _FAULTHANDLER_THREAD = re.compile(r"^(Current thread|Thread) (0x[0-9a-f]+)(?: \[(.*)\])? \(most recent call first\):")
 _FAULTHANDLER_FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$')

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from hashlib import sha256
 from statistics import median
@@ -132,17 +132,8 @@ def compare_numbers(trials: Sequence[Trial], tolerance: float) -> NumberComparis
         return NumberComparison(is_same=None)
     differences = [_compare(*key, numbers_by_side[FIRST][key], numbers_by_side[SECOND][key]) for key in common]
     largest = max(differences, key=lambda number: number.difference - 2 * number.within_side)
-    steps = len({step for step, _ in common if step is not None})
-    return NumberComparison(
-        is_same=not any(number.difference > max(tolerance, 2 * number.within_side) for number in differences),
-        steps=steps,
-        name=largest.name,
-        step=largest.step,
-        first=largest.first,
-        second=largest.second,
-        difference=largest.difference,
-        within_side=largest.within_side,
-    )
+    is_same = not any(number.difference > max(tolerance, 2 * number.within_side) for number in differences)
+    return replace(largest, is_same=is_same, steps=len({step for step, _ in common if step is not None}))
 
 
 NO_GRADIENT = "parameters without a gradient"

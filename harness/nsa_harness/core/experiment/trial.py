@@ -104,9 +104,7 @@ class SoughtFailure:
 
     kind: str = SAME  # same (as that of the bad control), hang, fail, slow or any
     pattern: str | None = None  # for fail: a regular expression that the summary or the output must match
-    times: float | None = (
-        None  # for slow: multiple of the good end's step time; None: derived from the spread of its runs
-    )
+    times: float | None = None  # for slow: multiple of the good end's step time; None: from the spread of its runs
     step_s: float | None = None  # for slow: an absolute step time in seconds, independent of the good end
 
     def slow_from_s(self, good_s: Sequence[float]) -> float | None:

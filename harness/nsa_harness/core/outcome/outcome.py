@@ -8,7 +8,7 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 
 from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.diagnosis.confidence import EvidenceKind
@@ -21,13 +21,7 @@ from nsa_harness.core.evidence.stacks import recomputed_frame, user_frame
 from nsa_harness.core.outcome.callstacks import call_stacks
 from nsa_harness.core.outcome.last_shared import last_shared_call
 from nsa_harness.core.outcome.next_step import after_slow
-from nsa_harness.core.outcome.wording import (
-    Meshes,
-    coordinates,
-    number_of,
-    rank_names,
-    shorten,
-)
+from nsa_harness.core.outcome.wording import Meshes, coordinates, number_of, rank_names, shorten
 from nsa_harness.core.plan import Bound, Expect, Limits, RunSpec, Skip
 from nsa_harness.core.report import (
     RUNS_ON,
@@ -559,24 +553,10 @@ def unjudged_outcome(
 
 def summarize_spec(spec: RunSpec | Skip) -> SpecSummary:
     """Return the summary of a run specification that a report stores."""
+    shared = {field.name: getattr(spec, field.name) for field in fields(SpecSummary) if hasattr(spec, field.name)}
     if isinstance(spec, Skip):
-        return SpecSummary(scenario=spec.scenario, about=spec.about, tags=spec.tags, settings=spec.settings)
-    return SpecSummary(
-        scenario=spec.scenario,
-        about=spec.about,
-        spec_hash=spec.spec_hash,
-        subject=spec.subject,
-        ranks=spec.ranks,
-        backend=spec.backend,
-        device=spec.device,
-        notes=spec.notes,
-        not_covered=spec.not_covered,
-        tags=spec.tags,
-        settings=_settings(spec),
-        chosen=spec.chosen,
-        criteria=criteria(spec.expect, spec.limits),
-        deepening=spec.deepening,
-    )
+        return SpecSummary(**shared)
+    return replace(SpecSummary(**shared), settings=_settings(spec), criteria=criteria(spec.expect, spec.limits))
 
 
 def _settings(spec: RunSpec) -> tuple[tuple[str, str], ...]:

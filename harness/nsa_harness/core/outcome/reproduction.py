@@ -256,7 +256,7 @@ def script(calls: Mapping[int, Sequence[ScriptCall]], cause: str) -> str | None:
 
 
 def _script_text(calls: Mapping[int, Sequence[ScriptCall]], cause: str) -> str:
-    groups = _groups(calls)
+    groups = sorted({(call.group, call.members) for rank_calls in calls.values() for call in rank_calls if call.group})
     rows = {rank: [_row(call, groups) for call in rank_calls] for rank, rank_calls in sorted(calls.items())}
     has_roots = any(call.root is not None for rank_calls in calls.values() for call in rank_calls)
     used = dict.fromkeys(call.operation for rank_calls in calls.values() for call in rank_calls)
@@ -287,11 +287,6 @@ def _script_text(calls: Mapping[int, Sequence[ScriptCall]], cause: str) -> str:
         "dist.destroy_process_group()",
     ]
     return "\n".join(lines) + "\n"
-
-
-def _groups(calls: Mapping[int, Sequence[ScriptCall]]) -> list[tuple[str, Members]]:
-    """Return (name, members), in sorted order, for each process group that the script creates."""
-    return sorted({(call.group, call.members) for rank_calls in calls.values() for call in rank_calls if call.group})
 
 
 def _row(call: ScriptCall, groups: Sequence[tuple[str, Members]]) -> tuple[str, int | None, int, str, int | None]:

@@ -95,7 +95,7 @@ def shown_values(outcome: Outcome, sources: Sequence[Source], ranks: Sequence[Pr
         _named_value(name, function, None, texts)
         for function in table.functions
         for name, texts in table.texts(function).items()
-        if differs(texts) and _is_telling(texts)
+        if differs(texts) and all(_SCALAR.fullmatch(text) for text in texts.values())
     )
     others: dict[object, NamedValue] = {}
     for value in differing:
@@ -116,11 +116,6 @@ def _shows_difference(value: NamedValue, ranks: int) -> bool:
 
 def differs(texts: Texts) -> bool:
     return len(set(texts.values())) > 1
-
-
-def _is_telling(texts: Texts) -> bool:
-    """Return whether a value that does not decide is worth showing: a plain value."""
-    return all(_SCALAR.fullmatch(text) for text in texts.values())
 
 
 def _named_value(name: str, function: Function, line: int | None, texts: Texts) -> NamedValue:

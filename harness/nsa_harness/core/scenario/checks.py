@@ -72,17 +72,11 @@ def _expectations(scenario: Scenario) -> Contradictions:
         yield ("expect", "cause"), "a PASS has no cause; remove it, or expect FAIL or HANG"
     if expect.cause and expect.cause not in CAUSES_OF_VERDICTS:
         suggestion = did_you_mean(expect.cause, CAUSES_OF_VERDICTS)
-        yield (
-            ("expect", "cause"),
-            f"unknown cause {value_text(expect.cause)}{suggestion or _CAUSES_LISTED}",
-        )
+        yield (("expect", "cause"), f"unknown cause {value_text(expect.cause)}{suggestion or _CAUSES_LISTED}")
     for code in expect.findings:
         if code not in list(Cause):
             suggestion = did_you_mean(code, list(Cause))
-            yield (
-                ("expect", "findings"),
-                f"unknown finding {value_text(code)}{suggestion or _CAUSES_LISTED}",
-            )
+            yield (("expect", "findings"), f"unknown finding {value_text(code)}{suggestion or _CAUSES_LISTED}")
     for name, bound in expect.metrics.items():
         if bound.unit is Unit.UNIFORM and not scenario.is_ours:
             message = f"uniform needs the size of the vocabulary, which is known only for {OUR_PROGRAM}; give numbers"

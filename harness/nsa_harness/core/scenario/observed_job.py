@@ -39,14 +39,8 @@ def observed_limits(words: Sequence[str], deadline_s: float | None = None) -> Li
     result = check_scenario(with_overrides(bare, [parse_override(word) for word in words]), None)
     if result.scenario is None:
         raise UsageError("\n".join(str(mistake) for mistake in result.mistakes))
-    limits = result.scenario.limits
-    return Limits(
-        stall_s=limits.stall_s,
-        busy_s=limits.busy_s,
-        open_wait_s=limits.open_wait_s,
-        start_s=limits.start_s,
-        deadline_s=limits.deadline_s if deadline_s is None else deadline_s,
-    )
+    limits = Limits(**dict(result.scenario.limits))
+    return limits if deadline_s is None else replace(limits, deadline_s=deadline_s)
 
 
 def observed_spec(name: str, about: str, command: Sequence[str], limits: Limits, spec_hash: str) -> RunSpec:

@@ -110,7 +110,7 @@ def _foreign(scenario: Scenario) -> RunSpec:
 
 def _common(scenario: Scenario) -> RunSpec:
     """Return the launch with every machine-independent field filled in."""
-    limits = scenario.limits
+    limits = Limits(**dict(scenario.limits))
     return RunSpec(
         scenario=scenario.name,
         about=scenario.about,
@@ -122,13 +122,7 @@ def _common(scenario: Scenario) -> RunSpec:
         backend="any",
         device="any",
         subject="",
-        limits=Limits(
-            stall_s=limits.stall_s,
-            busy_s=limits.busy_s,
-            open_wait_s=limits.open_wait_s,
-            start_s=limits.start_s,
-            deadline_s=DEADLINE_S if limits.deadline_s is None else limits.deadline_s,
-        ),
+        limits=limits if limits.deadline_s is not None else replace(limits, deadline_s=DEADLINE_S),
         expect=expectation(scenario),
         fault=_fault(scenario),
         notes=(),
@@ -173,28 +167,8 @@ def _fault(scenario: Scenario) -> Fault | None:
     fault = scenario.fault
     if fault is None:
         return None
-    when = fault.when
-    return Fault(
-        kind=fault.kind.value,
-        rank=fault.rank,
-        layer=fault.layer,
-        step=fault.step,
-        heals_s=fault.heals_s,
-        parameters=fault.parameters,
-        value=fault.value,
-        when=None
-        if when is None
-        else FaultWhen(
-            recomputed=numbered_layers(when.recomputed or ""),
-            any_recomputed=numbered_layers(when.any_recomputed or ""),
-            recomputed_layers=when.recomputed_layers,
-            seq_len=when.seq_len,
-            layers=when.layers,
-            ranks=when.ranks,
-            backend=when.backend,
-            module=when.module,
-            find_unused_parameters=when.find_unused_parameters,
-            static_graph=when.static_graph,
-            chance=when.chance,
-        ),
-    )
+    when = None
+    if fault.when is not None:
+        layers = {key: numbered_layers(getattr(fault.when, key) or "") for key in ("recomputed", "any_recomputed")}
+        when = FaultWhen(**dict(fault.when) | layers)
+    return Fault(**dict(fault) | {"kind": fault.kind.value, "when": when})

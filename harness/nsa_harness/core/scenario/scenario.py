@@ -297,8 +297,7 @@ class Train(_Section):
     keep_last: Count = Field(default=0, description="how many of the latest checkpoints to keep; 0 = all")
     async_checkpoint: bool = Field(default=False, description="write checkpoints while training continues")
     resume: Annotated[str, Field(min_length=1)] | None = Field(
-        default=None,
-        description="a checkpoint, or a directory with checkpoints, to continue from; or auto",
+        default=None, description="a checkpoint, or a directory with checkpoints, to continue from; or auto"
     )
 
 

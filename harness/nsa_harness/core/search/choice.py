@@ -11,7 +11,6 @@ from nsa_harness.core.search.question import (
     GOOD,
     AnswerKind,
     ProbeCache,
-    ProbeResult,
     Purpose,
     SearchAnswer,
     Subset,
@@ -64,7 +63,7 @@ def _answer_if_steady(probes: ProbeCache, values: Sequence[int]) -> SearchAnswer
     if not bad:
         return _no_failure_answer(probes, good, silent)
     _prove(probes, bad, good)
-    if any(len(set(_judged_results(probes, value))) > 1 for value in values):
+    if any(len(set(probes.judged_answers(_single(value)))) > 1 for value in values):
         return None
     return _choice_answer(probes, bad, good, silent, 1.0) if good else _all_fail_answer(probes, bad, silent)
 
@@ -90,10 +89,10 @@ def _answer_if_settled(probes: ProbeCache, values: Sequence[int], rounds: int) -
 
 def _answer_by_rates(probes: ProbeCache, values: Sequence[int]) -> SearchAnswer | None:
     """Return an answer with the values that fail more often than the value that fails least, or None if none does."""
-    judged_values = [value for value in values if _judged_results(probes, value)]
+    judged_values = [value for value in values if probes.judged_answers(_single(value))]
     if len(judged_values) < 2:
         return None
-    rates = {value: (runs := _judged_results(probes, value)).count(BAD) / len(runs) for value in judged_values}
+    rates = {value: (runs := probes.judged_answers(_single(value))).count(BAD) / len(runs) for value in judged_values}
     least, most = min(judged_values, key=rates.__getitem__), max(judged_values, key=rates.__getitem__)
     differ = {pair for pair in combinations(judged_values, 2) if _differ(probes, pair, len(judged_values))}
     bad = [value for value in judged_values if _pair(value, least) in differ]
@@ -107,7 +106,7 @@ def _answer_by_rates(probes: ProbeCache, values: Sequence[int]) -> SearchAnswer 
 def _differ(probes: ProbeCache, pair: tuple[int, int], values: int) -> bool:
     """Return whether the failure rates of two out of `values` compared values differ significantly."""
     separation = RateDifferenceTest()
-    for first, second in zip(*(_judged_results(probes, value) for value in pair), strict=False):
+    for first, second in zip(*(probes.judged_answers(_single(value)) for value in pair), strict=False):
         separation.add_pair(first is BAD, second is BAD)
     pairs = values * (values - 1) // 2
     return separation.is_shown(1 - (1 - probes.question.confidence) / pairs)
@@ -116,7 +115,7 @@ def _differ(probes: ProbeCache, pair: tuple[int, int], values: int) -> bool:
 def _choice_answer(
     probes: ProbeCache, bad: Sequence[int], good: Sequence[int], open_: Sequence[int], confidence: float
 ) -> SearchAnswer:
-    results = [counts_as for value in bad for counts_as in _judged_results(probes, value)]
+    results = [counts_as for value in bad for counts_as in probes.judged_answers(_single(value))]
     return SearchAnswer(
         kind=AnswerKind.CHOICE,
         items=tuple(sorted(bad)),
@@ -133,7 +132,7 @@ def _choice_answer(
 
 
 def _independent_answer(probes: ProbeCache, values: Sequence[int]) -> SearchAnswer:
-    results = [counts_as for value in values for counts_as in _judged_results(probes, value)]
+    results = [counts_as for value in values for counts_as in probes.judged_answers(_single(value))]
     return SearchAnswer(
         kind=AnswerKind.INDEPENDENT,
         confidence=probes.question.confidence,
@@ -144,7 +143,7 @@ def _independent_answer(probes: ProbeCache, values: Sequence[int]) -> SearchAnsw
 
 
 def _all_fail_answer(probes: ProbeCache, bad: Sequence[int], silent: Sequence[int]) -> SearchAnswer:
-    times = sum(len(_judged_results(probes, value)) for value in bad)
+    times = sum(len(probes.judged_answers(_single(value))) for value in bad)
     return SearchAnswer(
         kind=AnswerKind.INDEPENDENT,
         confidence=probes.question.confidence,
@@ -163,7 +162,7 @@ def _no_failure_answer(probes: ProbeCache, good: Sequence[int], silent: Sequence
             open=tuple(silent),
             passing=_single(good[0]) if good else None,
         )
-    times = min(len(_judged_results(probes, value)) for value in good)
+    times = min(len(probes.judged_answers(_single(value))) for value in good)
     return SearchAnswer(
         kind=AnswerKind.NONE,
         confidence=probes.question.confidence,
@@ -174,7 +173,9 @@ def _no_failure_answer(probes: ProbeCache, good: Sequence[int], silent: Sequence
 
 def _judgeable(probes: ProbeCache, values: Sequence[int]) -> list[int]:
     """Return the values that passed or failed clearly in enough runs."""
-    counts = {value: (len(probes.answers(_single(value))), len(_judged_results(probes, value))) for value in values}
+    counts = {
+        value: (len(probes.answers(_single(value))), len(probes.judged_answers(_single(value)))) for value in values
+    }
     return [
         value
         for value, (launches, judged_count) in counts.items()
@@ -183,7 +184,7 @@ def _judgeable(probes: ProbeCache, values: Sequence[int]) -> list[int]:
 
 
 def _fewest_judged(probes: ProbeCache, values: Sequence[int]) -> int:
-    return min(len(_judged_results(probes, value)) for value in values)
+    return min(len(probes.judged_answers(_single(value))) for value in values)
 
 
 def _sort_values(probes: ProbeCache, values: Iterable[int]) -> tuple[list[int], list[int], list[int]]:
@@ -192,17 +193,13 @@ def _sort_values(probes: ProbeCache, values: Iterable[int]) -> tuple[list[int], 
     good: list[int] = []
     silent: list[int] = []
     for value in values:
-        results = _judged_results(probes, value)
+        results = probes.judged_answers(_single(value))
         (bad if BAD in results else good if results else silent).append(value)
     return bad, good, silent
 
 
 def _launch(probes: ProbeCache, values: Sequence[int], purpose: Purpose) -> None:
     list(probes.launch([_single(value) for value in values], purpose, probes.all_units))
-
-
-def _judged_results(probes: ProbeCache, value: int) -> list[ProbeResult]:
-    return [counts_as for counts_as in probes.answers(_single(value)) if counts_as in (GOOD, BAD)]
 
 
 def _single(value: int) -> Subset:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil, log2
+from statistics import fmean
 
 from nsa_harness.core.experiment.statistics import RateDifferenceTest, runs_to_show
 from nsa_harness.core.search.choice import max_rounds
@@ -243,9 +244,9 @@ def costs(probes: Sequence[ProbeReport], early_s: float | None) -> ProbeCosts | 
     whole = [probe.wall_s for probe in probes if probe.counts_as is ProbeResult.BAD and not probe.early]
     if not good or not whole:
         return None
-    good_s, proof_s = _mean(good), _mean(whole)
+    good_s, proof_s = fmean(good), fmean(whole)
     estimated_bad_s = proof_s if early_s is None else min(proof_s, good_s + early_s)
-    return ProbeCosts(good_s=good_s, bad_s=_mean(early) if early else estimated_bad_s, proof_s=proof_s)
+    return ProbeCosts(good_s=good_s, bad_s=fmean(early) if early else estimated_bad_s, proof_s=proof_s)
 
 
 _RECHECKS = frozenset({Purpose.RECHECK_GOOD, Purpose.RECHECK_BAD})
@@ -291,7 +292,3 @@ def time_left_s(
         left_s += remaining * (bad * costs.bad_s + (1 - bad) * costs.good_s)
     proven = sum(probe.purpose is Purpose.PROOF_BAD for probe in probes)
     return left_s + max(repeat - proven, 0) * costs.proof_s
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)

@@ -136,19 +136,13 @@ class SetJudge(Protocol):
     def failure_rate(self) -> float | None: ...  # how often a failing set fails; None: always
     @property
     def comes_in_bursts(self) -> bool: ...  # whether consecutive runs end alike more often than by chance
+    # Yields the result of at least `times` launches of each set, in turn with proofs that `against` fails.
     def judge_sets(
-        self,
-        subsets: Sequence[Subset],
-        purpose: Purpose,
-        among: Iterable[int],
-        times: int = 1,
+        self, subsets: Sequence[Subset], purpose: Purpose, among: Iterable[int], times: int = 1,
         against: Subset | None = None,
-    ) -> Iterator[
-        ProbeResult
-    ]: ...  # from at least `times` launches of each set, in turn with proofs that `against` fails
-    def launch_together(
-        self, requests: Sequence[tuple[Subset, Purpose]], among: Iterable[int]
-    ) -> None: ...  # run proofs in mixed order; `judge_sets` uses the results
+    ) -> Iterator[ProbeResult]: ...  # fmt: skip
+    # Runs proofs in mixed order. `judge_sets` uses their results.
+    def launch_together(self, requests: Sequence[tuple[Subset, Purpose]], among: Iterable[int]) -> None: ...
 
 
 class Judge(SetJudge, Protocol):

@@ -393,7 +393,7 @@ def _compare_ends(probes: ProbeCache, end: Subset) -> SearchAnswer | None:
     confidence = probes.question.confidence
     separation, pairs_used = RateDifferenceTest(), 0
     while not separation.is_shown(confidence):
-        good, bad = (_judged_results(probes, subset) for subset in (frozenset[int](), end))
+        good, bad = (probes.judged_answers(subset) for subset in (frozenset[int](), end))
         if pairs_used < min(len(good), len(bad)):
             separation.add_pair(good[pairs_used] is BAD, bad[pairs_used] is BAD)
             pairs_used += 1
@@ -411,7 +411,7 @@ def _compare_ends(probes: ProbeCache, end: Subset) -> SearchAnswer | None:
         if pairs_used >= _MAX_PAIRS:
             raise Inconclusive(f"the failure rates of both ends are too close together: {_counts_text(separation)}")
         unjudged_counts = (
-            len(probes.answers(subset)) - len(_judged_results(probes, subset)) for subset in (frozenset[int](), end)
+            len(probes.answers(subset)) - len(probes.judged_answers(subset)) for subset in (frozenset[int](), end)
         )
         if max(unjudged_counts) > pairs_used + _MAX_UNJUDGED:
             raise Inconclusive(f"most runs of one end could not be judged: {_counts_text(separation)}")
@@ -423,10 +423,6 @@ def _compare_ends(probes: ProbeCache, end: Subset) -> SearchAnswer | None:
     if separation.first_bad > separation.second_bad:
         raise Inconclusive(f"the good end fails more often than the bad one: {_counts_text(separation)}")
     return None
-
-
-def _judged_results(probes: ProbeCache, subset: Subset) -> list[ProbeResult]:
-    return [counts_as for counts_as in probes.answers(subset) if counts_as in (GOOD, BAD)]
 
 
 def _counts_text(separation: RateDifferenceTest) -> str:
@@ -499,7 +495,7 @@ def _reduce_literally(probes: ProbeCache, end: tuple[int, ...], failing: Subset,
     _recheck_ends(probes, literal, end)
     surprises = _surprising_sets(probes, culprit)
     for subset in surprises:
-        launches = runs_to_show(HALF_RATE, probes.question.confidence) - len(_judged_results(probes, subset))
+        launches = runs_to_show(HALF_RATE, probes.question.confidence) - len(probes.judged_answers(subset))
         judge_set(literal, subset, Purpose.REPEAT, times=max(launches, 1))
     if surprises:
         caveat = caveat or "other sets ended differently than this answer predicts, so there may be more culprits"

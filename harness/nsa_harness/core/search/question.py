@@ -303,6 +303,10 @@ class ProbeCache:
         """Return the results of all runs with this set of items, in order of time."""
         return list(self._answers.get(subset, ()))
 
+    def judged_answers(self, subset: Subset) -> list[ProbeResult]:
+        """Return the results of the runs with this set of items that passed, or failed in the way looked for."""
+        return [counts_as for counts_as in self._answers.get(subset, ()) if counts_as in (GOOD, BAD)]
+
     def launched_sets(self) -> Iterable[Subset]:
         """Return every set of items for which the program was run."""
         return self._answers.keys()

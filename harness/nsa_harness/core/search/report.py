@@ -40,9 +40,7 @@ class ProbeReport:
     # When it was launched, on the clock of the search, which does not run while the search is interrupted. None: not
     # stored.
     started_s: float | None = None
-    step_s: float | None = (
-        None  # step time of the slowest rank; None: not looking for slow runs, or fewer than two steps
-    )
+    step_s: float | None = None  # of the slowest rank; None: not looking for slow runs, or fewer than two steps
 
     @property
     def indices(self) -> Subset:

@@ -30,9 +30,7 @@ Computation = Sequence[Sample] | Sequence[ChildSample]  # samples of one process
 class Proof:
     """A proof that a run cannot make any more progress, with the kind of hang and the reason."""
 
-    kind: (
-        HangKind | None
-    )  # None if unknown, because the files of a post-mortem do not always show what blocked the ranks
+    kind: HangKind | None  # None if the files of a post-mortem do not show what blocked the ranks
     reason: str  # a sentence
     graph: WaitGraph
     is_closed: bool = False  # nothing can end the waits; otherwise they have only lasted too long

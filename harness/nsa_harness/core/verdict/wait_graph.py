@@ -5,15 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from nsa_harness.core.evidence.evidence import (
-    ChildSample,
-    Evidence,
-    RankSnapshot,
-    Sample,
-    Snapshot,
-    Stack,
-    StatusFile,
-)
+from nsa_harness.core.evidence.evidence import ChildSample, Evidence, RankSnapshot, Sample, Snapshot, Stack, StatusFile
 from nsa_harness.core.evidence.stacks import (
     NativeWait,
     debugger,
@@ -85,11 +77,7 @@ def _graph(before: Snapshot, after: Snapshot, job: JobState) -> WaitGraph:
 
 
 def _wait(
-    earlier: Mapping[int, RankSnapshot],
-    rank: RankSnapshot,
-    job: JobState,
-    owners: Mapping[int, int],
-    elapsed_s: float,
+    earlier: Mapping[int, RankSnapshot], rank: RankSnapshot, job: JobState, owners: Mapping[int, int], elapsed_s: float
 ) -> Wait:
     before = earlier.get(rank.rank)
     rank_motion = motion(before, rank, elapsed_s)

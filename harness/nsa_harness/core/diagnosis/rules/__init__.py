@@ -61,8 +61,9 @@ if the run does not show it. A rule must not look for the texts of known program
    template that uses a missing fact or prints None fails: the report then shows the cause with its bare facts and lists
    the error under "not captured". So print an optional fact only inside `{% if %}`.
 5. **Order.** Add the rule to `RULES` below. The first rule that explains a run names its cause.
-6. **Tests.** Add a program with this fault to tests/faults, with a twin without it (`shown_by` in the row). In
-   tests/core, test a run that the rule explains and a similar run that it must not explain.
+6. **Tests.** Add a program with this fault to tests/faults, with a twin without it, or list in
+   tests/core/test_causes.py what shows the cause instead. In tests/core, test a run that the rule explains and a
+   similar run that it must not explain.
 
 A rule never changes a verdict: `core/verdict/proof.py` alone decides whether a run hangs. If only stacks show a
 mechanism, recognize it in `core/evidence/stacks.py` and store it in a field of `Wait`.
@@ -105,9 +106,7 @@ class RulePhase(StrEnum):
     """The phases of a diagnosis in their order. The last three add findings to any verdict, even a PASS."""
 
     NOT_JUDGED = "not judged"
-    FIRST_FAILURE = (
-        "first failure in time"  # the first failure shows its reason itself; other ranks wait for the failed rank
-    )
+    FIRST_FAILURE = "first failure in time"  # it shows its reason itself; other ranks wait for the failed rank
     WAIT_CYCLE = "wait cycle outside collectives"  # before RANKS_DIFFER, because such waits make later calls differ
     RANKS_DIFFER = "ranks differ"
     WAITS_BY_ITSELF = "a rank waits by itself"

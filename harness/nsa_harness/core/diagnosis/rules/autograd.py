@@ -8,13 +8,7 @@ from dataclasses import replace
 
 from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.diagnosis.confidence import EvidenceKind
-from nsa_harness.core.diagnosis.context import (
-    DiagnosisContext,
-    failed_ranks,
-    parameter_place,
-    place_of,
-    ranks_by_facts,
-)
+from nsa_harness.core.diagnosis.context import DiagnosisContext, failed_ranks, parameter_place, place_of, ranks_by_facts
 from nsa_harness.core.diagnosis.explanation import Explanation, Rule, rule_if
 from nsa_harness.core.evidence.evidence import Hint, RankEvidence, StatusFile
 from nsa_harness.core.evidence.stacks import in_function, user_frame
@@ -22,11 +16,7 @@ from nsa_harness.core.report import Facts, Place
 from nsa_harness.core.verdict.verdict import Failure, FailureKind
 
 _COUNT_DIFFERS, _SHAPE_DIFFERS = Cause.MODEL_MISMATCH.row.signatures
-_NAMING_PARAMETERS = (
-    "without gradient",
-    "ready twice",
-    "newly used",
-)  # kinds of hints that contain the name of a parameter
+_NAMING_PARAMETERS = ("without gradient", "ready twice", "newly used")  # kinds of hints that name a parameter
 _FIRST_EVENTS = 3  # a step starts with three training events: batch requested, batch received, forward
 
 
@@ -113,10 +103,7 @@ def checkpoint_recompute_mismatch(context: DiagnosisContext, failures: Sequence[
         context,
         failures,
         Cause.CHECKPOINT_RECOMPUTE_MISMATCH,
-        {
-            "function": hint.name if hint else "",
-            "message": failures[0].text.partition("checkpoint: ")[2],
-        },
+        {"function": hint.name if hint else "", "message": failures[0].text.partition("checkpoint: ")[2]},
         step=_failed_step(context, failures[0]),
     )
 
@@ -245,10 +232,7 @@ def find_unused_needless(context: DiagnosisContext) -> Explanation | None:
     if not ranks or was_needed:
         return None
     return Explanation(
-        cause=Cause.FIND_UNUSED_NEEDLESS,
-        evidence=EvidenceKind.OPEN,
-        ranks=ranks,
-        proof=(f"rank{ranks[0]}/stderr.log",),
+        cause=Cause.FIND_UNUSED_NEEDLESS, evidence=EvidenceKind.OPEN, ranks=ranks, proof=(f"rank{ranks[0]}/stderr.log",)
     )
 
 

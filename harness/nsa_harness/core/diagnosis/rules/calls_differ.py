@@ -67,9 +67,8 @@ def calls_differ(context: DiagnosisContext) -> Explanation | None:
     positions = relative_positions(context, difference)
     difference, branch = _with_rank_condition(context, difference, positions)
     if branch is not None:
-        positions = replace(
-            positions, left_loops={}
-        )  # the condition explains the difference, so no rank left a loop early
+        # The condition explains the difference, so no rank left a loop early.
+        positions = replace(positions, left_loops={})
     elif difference.kind in _CALL_KINDS:
         difference = _as_count_difference(difference, positions)
         is_order = context.stacks_only and difference.kind is Kind.ORDER

@@ -11,13 +11,7 @@ from nsa_harness.core.collectives.timeline import Event, Timeline
 from nsa_harness.core.diagnosis.call_paths import branch_that_skipped_call, rank_that_skipped_wait
 from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.diagnosis.confidence import EvidenceKind
-from nsa_harness.core.diagnosis.context import (
-    DiagnosisContext,
-    dump_proof,
-    hung_roots,
-    program_frames,
-    wait_place,
-)
+from nsa_harness.core.diagnosis.context import DiagnosisContext, dump_proof, hung_roots, program_frames, wait_place
 from nsa_harness.core.diagnosis.explanation import Explanation
 from nsa_harness.core.diagnosis.rules.group_waits import unacknowledged_sockets
 from nsa_harness.core.report import Facts, Place

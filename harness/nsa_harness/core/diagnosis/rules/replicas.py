@@ -13,12 +13,7 @@ from nsa_harness.core.diagnosis.confidence import EvidenceKind
 from nsa_harness.core.diagnosis.context import DiagnosisContext, layer_of, ranks_by_facts
 from nsa_harness.core.diagnosis.explanation import Explanation, rule_if
 from nsa_harness.core.diagnosis.sample_findings import MIN_GRADIENT_SAMPLES, explain_samples, samples_by_rank
-from nsa_harness.core.evidence.health_samples import (
-    HealthSamples,
-    ParameterBlock,
-    Replica,
-    ReplicaSample,
-)
+from nsa_harness.core.evidence.health_samples import HealthSamples, ParameterBlock, Replica, ReplicaSample
 from nsa_harness.core.report import Place
 
 

@@ -7,10 +7,7 @@ from dataclasses import dataclass
 
 from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.diagnosis.confidence import EvidenceKind
-from nsa_harness.core.diagnosis.context import (
-    DiagnosisContext,
-    place_of,
-)
+from nsa_harness.core.diagnosis.context import DiagnosisContext, place_of
 from nsa_harness.core.diagnosis.explanation import Explanation
 from nsa_harness.core.diagnosis.profile import PROFILE_FILE, HotLine, Pace, RankProfile, busiest, pace, profiles
 from nsa_harness.core.evidence.evidence import Ending, Frame
