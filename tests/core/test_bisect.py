@@ -24,9 +24,10 @@ from bisected import (
     unjudged,
 )
 
+from nsa_harness.core.search.answers import undecided_answer
 from nsa_harness.core.search.effort import total_probes, worst_case_stages
 from nsa_harness.core.search.exact_search import probe_points, worst_case_probes
-from nsa_harness.core.search.plan import find_smallest_difference, undecided_answer
+from nsa_harness.core.search.plan import find_smallest_difference
 from nsa_harness.core.search.question import (
     PROOFS,
     AnswerKind,

@@ -24,7 +24,7 @@ from nsa_harness.core.experiment.diagnostic_rerun import (
     with_change,
 )
 from nsa_harness.core.experiment.repeats import with_flakiness
-from nsa_harness.core.outcome.outcome import rerun_findings
+from nsa_harness.core.outcome.rerun_findings import rerun_findings
 from nsa_harness.core.plan import DiagnosticRerun, Expect, RunSpec
 from nsa_harness.core.report import Culprit, Finding, Outcome, Place, Report, Severity, Status, exit_code
 from nsa_harness.core.schedule import Policy, failed_enough, needs_another_attempt

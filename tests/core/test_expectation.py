@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nsa_harness.core.evidence.gradients import RankTraces
-from nsa_harness.core.outcome.outcome import is_expected, missed_expectations
+from nsa_harness.core.outcome.expectations import is_expected, missed_expectations
 from nsa_harness.core.plan import Bound, Expect
 from nsa_harness.core.report import Finding, Status
 

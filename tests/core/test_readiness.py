@@ -12,21 +12,23 @@ from builders import evidence, rank_evidence
 from runs import run
 
 from nsa_harness.core.evidence.health_samples import HealthSamples, MemorySample, Replica, ReplicaSample
-from nsa_harness.core.experiment.readiness import (
+from nsa_harness.core.experiment.checklist import (
     Checklist,
+    PlannedRun,
+    checklist_mistakes,
+    fill_run_directories,
+    run_name_mistakes,
+)
+from nsa_harness.core.experiment.readiness import (
     CriterionResult,
     Decision,
     Measurement,
     PhaseRuns,
-    PlannedRun,
     Readiness,
-    checklist_mistakes,
     expected_s,
-    fill_run_directories,
     judge_checklist,
     numbers_of,
     planned_numbers,
-    run_name_mistakes,
     slope,
     unmet_need,
 )

@@ -14,7 +14,7 @@ from documents import REPOSITORY, rows, words
 from mission import BEYOND, ITEMS, SEED_1, SEED_5, SEED_FAILURES, WITHOUT_A_CPU_FORM
 
 from nsa_harness.core.evidence.evidence import Ending, Evidence
-from nsa_harness.core.outcome.outcome import missed_expectations
+from nsa_harness.core.outcome.expectations import missed_expectations
 from nsa_harness.core.plan import Bound, Expect, Limits, RunSpec, Skip
 from nsa_harness.core.report import MachineFacts
 from nsa_harness.core.scenario.program import Surroundings

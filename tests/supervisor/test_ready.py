@@ -15,15 +15,10 @@ import pytest
 
 from nsa_harness.commands import ready, session
 from nsa_harness.commands.ready import ReadyRequest, run_readiness
-from nsa_harness.core.experiment.readiness import (
-    CriterionResult,
-    Decision,
-    Measurement,
-    PhaseRuns,
-    PlannedRun,
-    judge_checklist,
-)
-from nsa_harness.core.outcome.outcome import is_expected, skipped_outcome, unjudged_outcome
+from nsa_harness.core.experiment.checklist import PlannedRun
+from nsa_harness.core.experiment.readiness import CriterionResult, Decision, Measurement, PhaseRuns, judge_checklist
+from nsa_harness.core.outcome.expectations import is_expected
+from nsa_harness.core.outcome.outcome import skipped_outcome, unjudged_outcome
 from nsa_harness.core.plan import RunSpec, Skip
 from nsa_harness.core.report import MachineFacts, Outcome, Status, Usage, Verdict
 from nsa_harness.errors import ScenarioError, UsageError

@@ -14,15 +14,13 @@ from nsa_harness.commands.run import judge_attempts
 from nsa_harness.commands.scheduler import Execution, RunRequest
 from nsa_harness.commands.session import INTERRUPTED, session
 from nsa_harness.core.evidence.evidence import Evidence
+from nsa_harness.core.experiment.checklist import Checklist, Concurrency, PlannedRun
 from nsa_harness.core.experiment.readiness import (
     EVIDENCE_METRICS,
-    Checklist,
-    Concurrency,
     CriterionResult,
     Decision,
     Measurements,
     PhaseRuns,
-    PlannedRun,
     Readiness,
     expected_s,
     judge_checklist,

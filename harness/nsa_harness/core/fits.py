@@ -133,10 +133,7 @@ class Fit:
         return Interval(value=main.value, low=low, high=max(one.high for one in (main, *rest)))
 
     def spread_over_cores(self, work: Fit) -> Fit:
-        """Return a fit of the wall time that accounts for larger steps using more CPU cores.
-
-        `work` is the fit of the processor time. If larger steps did not keep more cores busy, the fit does not change.
-        """
+        """Return a fit of the wall time that accounts for larger steps using more CPU cores."""
         cores = self._cores(work)
         if len(cores) < LEAST_SIZES or min(cores[-2:]) < _MORE_CORES * min(cores):
             return self
@@ -148,11 +145,7 @@ class Fit:
         return [busy.value / time.value for busy, time in zip(work.points, self.points, strict=True)]
 
     def _predict_over_cores(self, work: Fit, size: Size) -> Interval:
-        """Return the predicted wall time, which is the processor time divided by the number of busy cores.
-
-        The number of cores is that of the two largest steps. The lower bound assumes that it continues to grow with the
-        size.
-        """
+        """Return the predicted wall time, which is the processor time divided by the number of busy cores."""
         cores, largest, whole = self._cores(work), self.points[-1].size, work.predict(size)
         now = (cores[-1] + cores[-2]) / 2
         halves = [one for one, point in zip(cores, self.points, strict=True) if 2 * point.size.tokens <= largest.tokens]

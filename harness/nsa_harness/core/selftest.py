@@ -104,11 +104,7 @@ def planting_result(planting: Planting, outcome: Outcome) -> PlantingResult:
 
 
 def plant(kind: SelftestFault, *, rank: int, layer: int, step: int) -> tuple[Planting, Planting]:
-    """Return two planned runs, each with the fault planted at the given rank, layer and step.
-
-    In the second run, the healthy twin, the fault ends on its own before it does harm. Ranks and layers are numbered
-    from 0.
-    """
+    """Return two planned runs, each with the fault planted at the given rank, layer and step."""
     fault = Fault(kind=kind.fault, rank=rank, layer=layer if kind.has_layer else None, step=step, heals_s=kind.lasts_s)
     settings = (*kind.settings, f"run.ranks={kind.ranks}", f"train.steps={STEPS}")
     expected = ComparedVerdict(verdict=kind.verdict, cause=kind.cause, rank=(rank,), layer=fault.layer, step=step)

@@ -48,12 +48,12 @@ class Difference:
     kind: DifferenceKind
     group: str
     ranks: Members  # the ranks at fault; every diverging rank if the ranks at fault are unknown
-    expected: Event | None  # the call of the other ranks at this point
+    expected: Event | None = None  # the call of the other ranks at this point
     entered_events: tuple[tuple[int, Event], ...]  # the call of each rank at this point
-    absent: Members  # ranks of the group that called nothing at this point
-    place_is_certain: bool  # no other equally small edit of the calls explains the difference
-    culprit_is_certain: bool  # earlier iterations of the ranks show which of them are at fault
-    is_new_event: bool  # the ranks at fault never made this call before
+    absent: Members = ()  # ranks of the group that called nothing at this point
+    place_is_certain: bool = False  # no other equally small edit of the calls explains the difference
+    culprit_is_certain: bool = False  # earlier iterations of the ranks show which of them are at fault
+    is_new_event: bool = False  # the ranks at fault never made this call before
     may_be_swapped: bool = False  # the missing call may still follow, because the next call is the latest recorded one
     diverged_before_history: bool = False  # the ranks already differed before their oldest stored calls
     ranks_with_gaps: Members = ()  # ranks whose flight recorder lacks numbers of the group
@@ -117,12 +117,7 @@ def difference_of_stacks(timelines: Mapping[int, Timeline]) -> Difference | None
         kind=kind,
         group=UNKNOWN_GROUP,
         ranks=minority(keys),
-        expected=None,
         entered_events=tuple(events.items()),
-        absent=(),
-        place_is_certain=False,
-        culprit_is_certain=False,
-        is_new_event=False,
     )
 
 
@@ -240,11 +235,7 @@ def _group_difference(
 
 
 def _shift(group: str, tracks: Sequence[_Track]) -> tuple[int, Difference] | None:
-    """Return the first call at which some ranks are one optimizer step ahead, or None if there is none.
-
-    The result is the index of the first such call and the difference. The calls themselves may be equal. Steps of ranks
-    with and without an optimizer are not compared.
-    """
+    """Return the first call at which some ranks are one optimizer step ahead, or None if there is none."""
     if len({bool(track.status_file and track.status_file.steps_s) for track in tracks}) > 1:
         return None
     count = min(len(track.events) for track in tracks)
@@ -269,10 +260,7 @@ def _shift(group: str, tracks: Sequence[_Track]) -> tuple[int, Difference] | Non
         ranks=tuple(rank for rank, step in by_rank.items() if step > last),
         expected=expected,
         entered_events=tuple((track.rank, event) for track, event in zip(tracks, pairs[since], strict=True)),
-        absent=(),
         place_is_certain=True,
-        culprit_is_certain=False,
-        is_new_event=False,
     )
 
 
@@ -359,11 +347,7 @@ def _consecutive_sites(
 
 
 def _first_edits(other: _Track, reference: _Track, consecutive: frozenset[frozenset[Site]]) -> tuple[Repair, ...]:
-    """Return the first edits that make the calls of one rank equal to those of the reference rank.
-
-    Both sequences are extended by the calls that the rank's own pattern predicts. These may confirm an edit near the
-    end of the recorded calls. Edits of predicted calls are dropped.
-    """
+    """Return the first edits that make the calls of one rank equal to those of the reference rank."""
     return tuple(
         repair
         for repair in repairs(_with_expected_events(other), _with_expected_events(reference), consecutive)
@@ -384,11 +368,7 @@ def _with_expected_events(track: _Track) -> tuple[Token, ...]:
 def _call_difference(
     group: str, tracks: Sequence[_Track], reference: _Track, other: _Track, cheapest: Sequence[Repair]
 ) -> Difference:
-    """Return the difference at the first call where one rank deviates from the reference rank.
-
-    `cheapest` has all first edits with the lowest cost. If an argument differs, the kind is SHAPE, DTYPE or ROOT.
-    Otherwise the kind and the ranks at fault follow from the ranks' own patterns.
-    """
+    """Return the difference at the first call where one rank deviates from the reference rank."""
     first = cheapest[0]
     actual, expected = other.events[first.left], reference.events[first.right]
     # Up to the first edit, the events of all tracks have the same index.
@@ -410,8 +390,6 @@ def _call_difference(
         entered_events=tuple(sorted(events.items())),
         absent=absent,
         place_is_certain=place_is_certain,
-        culprit_is_certain=False,
-        is_new_event=False,
     )
     by_rank = {track.rank: track for track in tracks}
     if difference.kind is not DifferenceKind.ORDER and field is not None:
@@ -553,8 +531,6 @@ def _late_difference(group: str, tracks: Sequence[_Track]) -> Difference | None:
         absent=tuple(track.rank for track in absent),
         # If all are between steps, these ranks may have no step left to do.
         place_is_certain=not all(_between_steps(track) for track in ahead.values()),
-        culprit_is_certain=False,
-        is_new_event=False,
     )
     if not beyond:
         return late

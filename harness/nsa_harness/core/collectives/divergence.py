@@ -17,10 +17,7 @@ _Row = tuple[EnteredCall | None, ...]
 def divergence(
     difference: Difference, timelines: Mapping[int, Timeline], at_fault: Collection[int]
 ) -> Divergence | None:
-    """Return a table of the calls around a difference, or None if all ranks made equal calls.
-
-    Ranks with equal calls share a column. The columns of the ranks in `at_fault` come first.
-    """
+    """Return a table of the calls around a difference, or None if all ranks made equal calls."""
     columns = {rank: _column(difference, timelines[rank]) for rank in difference.all_ranks if rank in timelines}
     ranks_of: dict[_Row, list[int]] = {}
     for rank, column in sorted(columns.items(), key=lambda pair: (pair[0] not in at_fault, pair[0])):
@@ -39,10 +36,7 @@ def divergence(
 
 
 def _column(difference: Difference, line: Timeline) -> _Row:
-    """Return one rank's column in the table of calls. A missing call is represented by None.
-
-    All columns have the same length, with the diverging call in the same row.
-    """
+    """Return one rank's column in the table of calls. A missing call is represented by None."""
     events = line.of_group(difference.group)
     diverging_event = difference.event(line.rank)
     at = next((at for at, event in enumerate(events) if event is diverging_event), len(events))

@@ -129,10 +129,7 @@ def _cheapest(
 def _next_edits(
     left: Sequence[Token], right: Sequence[Token], i: int, j: int, consecutive: Collection[frozenset[Site]]
 ) -> list[tuple[Edit | None, int, tuple[int, int]]]:
-    """Return each possible edit at position (i, j), with its cost and the position that follows it.
-
-    The edit None pairs two calls of the same operation from different lines.
-    """
+    """Return each possible edit at position (i, j), with its cost and the position that follows it."""
     same_op = left[i].from_python and right[j].from_python and left[i].op == right[j].op
     can_pair = same_op and _have_equal_fields(left[i], right[j])
     pair: tuple[Edit | None, int] = (None, _OTHER_LINE_COST) if can_pair else (Edit.REPLACE, _EDIT_COST)

@@ -144,11 +144,7 @@ def diverging_pairs(context: DiagnosisContext, ranks: Sequence[int]) -> Iterator
 def _loop_of_calls(
     context: DiagnosisContext, difference: Difference, rank: int, other: int, stack_frame: Frame
 ) -> Loop | None:
-    """Return the loop that `rank` has left although `other` is still in it, or None if there is none.
-
-    Used when the current lines alone do not show the loop. `other` must be in a call that `rank` made recently; only
-    functions called from `stack_frame` are searched.
-    """
+    """Return the loop that `rank` has left although `other` is still in it, or None if there is none."""
     own_event, other_event = difference.event(rank), difference.event(other)
     if own_event is None or other_event is None or own_event.site == other_event.site:
         return None

@@ -29,10 +29,7 @@ Check = Callable[[DiagnosisContext, Explanation], "OpenQuestion | None"]
 
 
 def with_caveat(context: DiagnosisContext, explanation: Explanation) -> Explanation:
-    """Return the explanation with the first caveat that applies to this run, if any.
-
-    Only a certain explanation of a failed or hung run gets a caveat.
-    """
+    """Return the explanation with the first caveat that applies to this run, if any."""
     explanation = _with_moments_question(context, explanation)
     if explanation.confidence < CERTAIN or context.judgement.status not in (Status.FAIL, Status.HANG):
         return explanation
@@ -197,10 +194,7 @@ def _wait_without_holder(context: DiagnosisContext, explanation: Explanation) ->
 
 
 def _missing_heartbeat(context: DiagnosisContext, explanation: Explanation) -> OpenQuestion | None:
-    """Return an open question if a rank without a heartbeat could be running Python code as well as native code.
-
-    Only a heartbeat distinguishes a loop in Python from a native call that never releases the GIL.
-    """
+    """Return an open question if a rank without a heartbeat could be running Python code as well as native code."""
     status_files = [context.status_files.get(rank) for rank in explanation.ranks]
     computes_elsewhere = any(root.computing for root in context.roots if root.rank in explanation.ranks)
     is_missing = computes_elsewhere or any(

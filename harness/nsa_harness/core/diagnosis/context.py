@@ -473,10 +473,7 @@ def program_frames(context: DiagnosisContext, rank: int) -> list[Frame]:
 
 
 def _is_above_optimizer_step(stack: Sequence[Frame], step_path: Sequence[Frame]) -> bool:
-    """Return whether a stack is in the iteration after `optimizer.step`, above the line that calls it.
-
-    `step_path` has the frames that lead to `optimizer.step`. Both are innermost first.
-    """
+    """Return whether a stack is in the iteration after `optimizer.step`, above the line that calls it."""
     own = [frame for frame in stack if not is_library(frame.file)]
     for step_frame in reversed(step_path):
         own_frame = next((frame for frame in reversed(own) if _same_function(frame, step_frame)), None)

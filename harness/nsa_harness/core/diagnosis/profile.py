@@ -36,10 +36,7 @@ class Pace:
 
     @property
     def left_s(self) -> float | None:
-        """The estimated number of seconds until the last planned step is finished, or None if unknown.
-
-        The estimate assumes that no remaining step takes longer than the current step has taken so far.
-        """
+        """The estimated number of seconds until the last planned step is finished, or None if unknown."""
         if self.steps_planned is None or self.step_s is None or self.steps_planned <= self.steps_done:
             return None
         each_s = max(self.step_s, self.running_s)
@@ -61,10 +58,7 @@ class RankProfile:
 
 
 def profiles(evidence: Evidence) -> tuple[RankProfile, ...]:
-    """Return a profile of each rank that has stack samples.
-
-    Samples taken before the end of the first step are skipped if there are later ones, because they show one-time work.
-    """
+    """Return a profile of each rank that has stack samples."""
     rank_profiles = []
     for rank in evidence.ranks:
         samples = [sample for sample in evidence.samples if sample.rank == rank.rank and sample.user_frame is not None]

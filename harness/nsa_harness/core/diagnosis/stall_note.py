@@ -47,11 +47,7 @@ def stall_note(
     exited_ranks: Iterable[int] = (),
     attended: bool = False,
 ) -> StallNote | None:
-    """Return a description of a suspected hang, or None if there are fewer than two snapshots.
-
-    `last_progress_s`: when a rank last made progress. `exited_ranks`: ranks that have exited. `attended`: a person may
-    be using a debugger in this run.
-    """
+    """Return a description of a suspected hang, or None if there are fewer than two snapshots."""
     pair = snapshot_pair(snapshots)
     if pair is None:
         return None

@@ -130,11 +130,7 @@ class _Reader:
             self._change(non_finite_loss=NonFiniteValue(step=step, value=_value(record), place=place))
 
     def _add_step(self, record: dict[str, Any]) -> None:
-        """Store the values that were sampled after one optimizer step.
-
-        Memory and data waits are only stored for the first optimizer. Parameters that are NaN or infinite are stored
-        with the first step of this state, and removed when they are finite again.
-        """
+        """Store the values that were sampled after one optimizer step."""
         step, optimizer = int(record["step"]), int(record["optimizer"])
         self._change(steps=max(self._state.steps, step))
         self._count_losses(record)

@@ -284,10 +284,7 @@ def read_nccl(logs: Mapping[int, Iterable[str]]) -> NcclInfo | None:
 
 
 def _has_connected(lines: Iterable[str]) -> bool:
-    """Return whether the rank, according to its log, completed every NCCL communicator that it began to initialize.
-
-    NCCL before 2.18 does not log the beginning. Then one finished communicator is enough.
-    """
+    """Return whether the rank, according to its log, completed every NCCL communicator that it began to initialize."""
     counts = Counter(text for line in lines for text in ("Init START", "Init COMPLETE") if text in line)
     return counts["Init COMPLETE"] >= max(1, counts["Init START"])
 

@@ -69,10 +69,7 @@ def _tasks(lines: Sequence[str]) -> Iterator[tuple[int | None, list[str]]]:
 
 
 def _split_prefix(line: str) -> tuple[int | None, int | None, str]:
-    """Return the local rank and the rank in the prefix of a log line, and the text after the prefix.
-
-    For "[default1]:[rank3]: text" these are 1, 3 and "text". A rank that the line does not name is None.
-    """
+    """Return the local rank and the rank in the prefix of a log line, and the text after the prefix."""
     local_rank = rank = None
     at = 0
     while prefix := _PREFIX.match(line, at):
@@ -244,10 +241,7 @@ _OUT_OF_MEMORY = re.compile(r"[^\n]{0,80}(?:oom[_-]kill event|Out Of Memory)[^\n
 
 
 def exits_of_tasks(text: str) -> tuple[tuple[int, int], ...]:
-    """Return the task number and the exit status of each task that srun reports as ended.
-
-    The task number is the rank if srun started the ranks itself.
-    """
+    """Return the task number and the exit status of each task that srun reports as ended."""
     return tuple(
         (task, status)
         for match in _matching_lines(_TASKS, text, "srun: error")

@@ -147,11 +147,7 @@ class _Merge:
                 self._files_of(owner).texts.append((file.name, text))
 
     def _owner(self, file: JobFile, log: JobLog, local: Mapping[int, int]) -> int | None:
-        """Return the rank that printed the lines of a log that have no rank label, or None for the launcher.
-
-        The rank is taken from the path of the file, from a printed RANK, from the only rank that other lines name, or
-        from the number at the end of the file's name. The first of these that exists is used.
-        """
+        """Return the rank that printed the lines of a log that have no rank label, or None for the launcher."""
         ranks = [rank for rank in log.lines if rank is not None]
         path, text = rank_of_path(file.name), "\n".join(log.lines.get(None, ()))
         if path.local is not None:

@@ -64,11 +64,7 @@ HISTORIES = (1024, 768, 512, 256, 96)
 
 
 def with_history(evidence: Evidence, calls: int) -> Evidence:
-    """Return the evidence with each rank's history reduced to the latest `calls` calls.
-
-    Flight recorder entries are limited to the same number per group. The kept calls begin at the start of an optimizer
-    step.
-    """
+    """Return the evidence with each rank's history reduced to the latest `calls` calls."""
     ranks = (
         replace(
             rank,
@@ -83,10 +79,7 @@ def with_history(evidence: Evidence, calls: int) -> Evidence:
 
 
 def with_short_coverage(evidence: Evidence) -> Evidence:
-    """Return the evidence with at most `COVERAGE_LINES` lines in the coverage of each rank.
-
-    If a rank has more, the files that all ranks executed alike are left out, and then the coverage of all ranks.
-    """
+    """Return the evidence with at most `COVERAGE_LINES` lines in the coverage of each rank."""
     coverages = [rank.coverage for rank in evidence.ranks if rank.coverage is not None]
     if all(len(coverage.entries) <= COVERAGE_LINES for coverage in coverages):
         return evidence
@@ -114,10 +107,7 @@ def without_finished_calls(snapshot: Snapshot) -> Snapshot:
 
 
 def _with_recent_calls(status_file: StatusFile | None, count: int) -> StatusFile | None:
-    """Return the status file with only the latest `count` finished calls and steps.
-
-    Calls that a proof of a hang needs are kept too: the first call, calls that create groups, and unfinished calls.
-    """
+    """Return the status file with only the latest `count` finished calls and steps."""
     if status_file is None:
         return None
     latest = {call.number for call in [call for call in status_file.calls if call.left_s is not None][-count:]}
@@ -212,12 +202,7 @@ def _rank_snapshot(rank: RankSnapshot, limits: SizeLimits) -> RankSnapshot:
 def _threads(
     process: Process, stacks: Sequence[Stack], event_tids: Iterable[int], limits: SizeLimits
 ) -> tuple[Process, tuple[Stack, ...]]:
-    """Return the process and its stacks, of which at most `limits.stacks` are kept.
-
-    The stack of the training thread is kept first, then those of threads that may end a wait. If a stack is dropped,
-    its thread is dropped from the process too, because it would otherwise look like a library thread without Python
-    frames.
-    """
+    """Return the process and its stacks, of which at most `limits.stacks` are kept."""
     training = training_stack(stacks, process.pid, event_tids)
     waits_for_lock = {task.tid for task in process.tasks if task.syscall == "futex" and task.timed is False}
     others = [stack for stack in stacks if stack is not training]
@@ -250,11 +235,7 @@ def _frames(stack: Stack, limits: SizeLimits) -> tuple[Frame, ...]:
 
 
 def _process(process: Process, tids: Iterable[int | None], limits: SizeLimits) -> Process:
-    """Return the process with only as many threads and sockets as `limits` allows.
-
-    The threads with the ids `tids` are kept first, then threads that run or transfer data, then those with the most CPU
-    time.
-    """
+    """Return the process with only as many threads and sockets as `limits` allows."""
     leading = {process.pid, *tids}
 
     def rank_of(task: Task) -> tuple[bool, bool, float]:

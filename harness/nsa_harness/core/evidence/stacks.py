@@ -37,10 +37,7 @@ _FAULTHANDLER_FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$')
 
 
 def parse_py_spy(text: str, source: str) -> tuple[Stack, ...]:
-    """Return the stacks of all threads in the output of `py-spy dump --json`.
-
-    `source`, the tool that made the dump, is stored in each stack. Raise ValueError if `text` has another form.
-    """
+    """Return the stacks of all threads in the output of `py-spy dump --json`."""
     try:
         threads = json.loads(text)
         if not isinstance(threads, list):
@@ -447,7 +444,7 @@ _RECOMPUTES = ("torch/utils/checkpoint.py", ("recompute_fn", "unpack_hook", "bac
 
 def recomputed_frame(frames: Sequence[Frame]) -> Frame | None:
     """Return the program's outermost frame that checkpointing runs again in the backward pass, or None."""
-    boundary = next((at for at, frame in enumerate(frames) if _within((frame,), *_RECOMPUTES)), 0)
+    boundary = next((at for at, frame in enumerate(frames) if is_within((frame,), *_RECOMPUTES)), 0)
     own = [frame for frame in frames[:boundary] if not is_library(frame.file)]
     return own[-1] if own else None
 
@@ -465,7 +462,7 @@ def rpc_call(frames: Sequence[Frame]) -> str:
 
 def serves_rpc(frames: Sequence[Frame]) -> bool:
     """Return whether the thread runs a function that another rank called through torch.distributed.rpc."""
-    return _within(frames, *_RPC_SERVICE)
+    return is_within(frames, *_RPC_SERVICE)
 
 
 def _runs_backward(stack: Stack | None) -> bool:
@@ -580,61 +577,6 @@ def _function(name: str) -> str:
     return "?" if name.startswith("0x") else name
 
 
-_QUEUE = "multiprocessing/queues.py"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Pool:
-    """A kind of process pool, such as multiprocessing.Pool."""
-
-    awaited_in: tuple[tuple[str, tuple[str, ...]], ...]  # (file, functions that wait for a result)
-    file: str  # file of the worker's loop and of the threads that hand out tasks
-    loop: str  # function with the worker's loop
-
-
-MULTIPROCESSING = Pool(
-    awaited_in=(("multiprocessing/pool.py", ("wait", "get", "next", "join")),),
-    file="multiprocessing/pool.py",
-    loop="worker",
-)
-EXECUTOR = Pool(
-    awaited_in=(
-        ("concurrent/futures/_base.py", ("result", "exception", "wait", "as_completed")),
-        ("concurrent/futures/process.py", ("shutdown",)),
-    ),
-    file="concurrent/futures/process.py",
-    loop="_process_worker",
-)
-_POOLS = (MULTIPROCESSING, EXECUTOR)
-
-
-def awaits_result(frames: Sequence[Frame]) -> Pool | None:
-    """Return the kind of process pool whose result the thread is waiting for, or None if there is none."""
-    return next((pool for pool in _POOLS if any(_within(frames, *place) for place in pool.awaited_in)), None)
-
-
-def is_worker(pool: Pool, frames: Sequence[Frame]) -> bool:
-    """Return whether the thread is a worker of this kind of process pool."""
-    return _within(frames, pool.file, (pool.loop,))
-
-
-def awaits_task(frames: Sequence[Frame]) -> bool:
-    """Return whether the thread is a pool worker that is waiting for its next task."""
-    loops = (
-        number
-        for number, frame in enumerate(frames)
-        if any(frame.file.endswith(pool.file) and frame.function == pool.loop for pool in _POOLS)
-    )
-    inner = next(loops, 0)
-    return inner > 0 and _within(frames[inner - 1 : inner], _QUEUE, ("get",))
-
-
-def serves_pool(frames: Sequence[Frame]) -> bool:
-    """Return whether the thread only hands out tasks or collects results for a process pool."""
-    hands_on = any(frame.file.endswith(pool.file) for pool in _POOLS for frame in frames)
-    return hands_on and all(is_standard(frame.file) for frame in frames)
-
-
-def _within(frames: Sequence[Frame], file: str, names: Sequence[str]) -> bool:
+def is_within(frames: Sequence[Frame], file: str, names: Sequence[str]) -> bool:
     """Return whether any frame is in `file` and in one of the functions `names`."""
     return any(frame.file.endswith(file) and frame.function.rpartition(".")[2] in names for frame in frames)

@@ -141,11 +141,6 @@ def parse(data: bytes, launched_ns: int, newest_calls: int = protocol.CALLS) -> 
     )
 
 
-def answered_requests(data: bytes) -> int:
-    """Return the id of the latest request for a flight recorder dump that was answered."""
-    return int(protocol.HEARTBEAT.unpack_from(data, protocol.HEARTBEAT_AT)[1])
-
-
 _FACTS_AT_2 = protocol.CALLS_AT + protocol.LAYOUT_2_CALLS * protocol.LAYOUT_2_CALL.size
 _SIZES = {
     protocol.LAYOUT: protocol.STATUS_FILE_SIZE,
@@ -388,11 +383,7 @@ def _count(text: str) -> int | None:
 
 
 def _ring(data: bytes, record: struct.Struct, at: int, count: int) -> list[tuple[int, ...]]:
-    """Return the records in a ring buffer in the order of their numbers.
-
-    The ring has space for `count` records and begins at offset `at` of the file. Each record begins with its number,
-    from 1. Records with a number that does not belong to their position in the ring are skipped.
-    """
+    """Return the records in a ring buffer in the order of their numbers."""
     ring = record.iter_unpack(memoryview(data)[at : at + count * record.size])
     return sorted(values for slot, values in enumerate(ring) if values[0] and (values[0] - 1) % count == slot)
 

@@ -29,11 +29,7 @@ def entered_s(status_file: StatusFile, collective: Collective) -> float | None:
 
 
 def python_calls(status_file: StatusFile, collectives: Iterable[Collective]) -> dict[tuple[str, int], Call]:
-    """Map each collective, given as (group, number), to the Python call that entered it.
-
-    Collectives of DDP and FSDP have no Python call and are left out. One call may enter several collectives. If several
-    calls were open at that time, the call with the same operation and size is used.
-    """
+    """Map each collective, given as (group, number), to the Python call that entered it."""
     calls: dict[tuple[str, int], Call] = {}
     matched: set[int] = set()  # numbers of calls that are matched with a collective of the same operation and size
     for collective in sorted(collectives, key=lambda collective: (collective.group, collective.seq), reverse=True):
@@ -73,11 +69,7 @@ def elements(collective: Collective) -> int:
 
 
 def step_rows(status_file: StatusFile, collectives: Sequence[Collective]) -> tuple[StepRow, ...]:
-    """Return the collectives that the rank entered, grouped by optimizer step.
-
-    A step is left out if the status file or the flight recorder has overwritten a part of it. Consecutive steps with
-    the same collectives share a row. The result is empty if the clocks of both records cannot be compared.
-    """
+    """Return the collectives that the rank entered, grouped by optimizer step."""
     if status_file.zero_ns is None or not status_file.steps_s:
         return ()
     since_s = _remembered_since(status_file, collectives)
@@ -155,11 +147,7 @@ def _covers(call: Call, group: str, at_s: float) -> bool:
 
 
 def _spans(status_file: StatusFile) -> Iterator[tuple[int, float | None, float | None]]:
-    """Yield the number, start and end of each recorded optimizer step.
-
-    Times are seconds since the launch. The start of the first step and the end of the step in progress are None. A step
-    whose start was overwritten is skipped.
-    """
+    """Yield the number, start and end of each recorded optimizer step."""
     begin_s: float | None = None
     for number, (step, end_s) in enumerate(status_file.steps_s):
         if number or step == 1:

@@ -92,10 +92,7 @@ class FixStatus(StrEnum):
 
 
 def fix_status(first: FailureCount, second: FailureCount, confidence: float) -> FixStatus | None:
-    """Return whether the change has removed the failure, or None if there was none but slow runs without the change.
-
-    The failure counts as fixed after as many passes as `run --verify` requires for the same counts.
-    """
+    """Return whether the change has removed the failure, or None if there was none but slow runs without the change."""
     if first.bad == first.slow:
         return None
     if second.bad:
@@ -109,10 +106,7 @@ def fix_status(first: FailureCount, second: FailureCount, confidence: float) -> 
 
 @dataclass(frozen=True, kw_only=True)
 class NumberComparison:
-    """A comparison of the loss and other numbers that a program computes with and without a change.
-
-    The fields after `steps` describe the number that differs most.
-    """
+    """A comparison of the loss and other numbers that a program computes with and without a change."""
 
     is_same: bool | None  # whether all numbers are equal up to rounding; None: not known
     steps: int = 0  # number of compared steps

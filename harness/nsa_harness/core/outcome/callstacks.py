@@ -104,11 +104,7 @@ def call_stacks(evidence: Evidence, judgement: Judgement, culprit: Culprit | Non
 def _by_phase(
     equal: list[tuple[RankSnapshot, Stack]], *, alone: bool
 ) -> dict[tuple[Frame, ...], list[tuple[RankSnapshot, Stack]]]:
-    """Return ranks with equal program frames, by these frames and the framework's function in which each rank is.
-
-    `alone`: no rank has other program frames. The function is then left out if it is the same on all ranks. It is also
-    left out if it is unknown on one of them.
-    """
+    """Return ranks with equal program frames, by these frames and the framework's function in which each rank is."""
     classes: dict[tuple[Frame, ...], list[tuple[RankSnapshot, Stack]]] = {}
     for rank, stack in equal:
         phase = phase_frame(framework_frames(stack.frames))

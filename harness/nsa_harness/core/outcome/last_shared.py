@@ -14,11 +14,7 @@ from nsa_harness.core.verdict.verdict import Judgement
 
 
 def last_shared_call(evidence: Evidence, judgement: Judgement) -> str | None:
-    """Return the last collective that every rank completed, as text with its location, or None if it is unknown.
-
-    It is unknown if the ranks trained after their last common call from Python and no flight recorder shows the calls
-    below Python, such as the gradient reductions of DDP.
-    """
+    """Return the last collective that every rank completed, as text with its location, or None if it is unknown."""
     status_files = {rank.rank: rank.status_file for rank in evidence.ranks if rank.status_file is not None}
     if len(status_files) < len(evidence.ranks):
         return None

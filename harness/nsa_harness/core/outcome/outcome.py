@@ -3,36 +3,31 @@
 from __future__ import annotations
 
 import math
-import operator
-import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from dataclasses import asdict, fields, replace
 
 from nsa_harness.core.diagnosis.causes import Cause
-from nsa_harness.core.diagnosis.confidence import EvidenceKind
-from nsa_harness.core.diagnosis.context import layer_of, meshes
+from nsa_harness.core.diagnosis.context import meshes
 from nsa_harness.core.diagnosis.engine import Diagnosis
-from nsa_harness.core.diagnosis.explanation import make_finding
 from nsa_harness.core.evidence.evidence import Ending, Evidence, RankEvidence, RankSnapshot
 from nsa_harness.core.evidence.host import Gpu, sigterm_reaction
-from nsa_harness.core.evidence.stacks import recomputed_frame, user_frame
+from nsa_harness.core.evidence.stacks import recomputed_frame
 from nsa_harness.core.outcome.callstacks import call_stacks
+from nsa_harness.core.outcome.expectations import criteria, is_expected, missed_expectations
 from nsa_harness.core.outcome.last_shared import last_shared_call
 from nsa_harness.core.outcome.next_step import after_slow
+from nsa_harness.core.outcome.rerun_findings import rerun_findings
 from nsa_harness.core.outcome.wording import Meshes, coordinates, number_of, rank_names, shorten
-from nsa_harness.core.plan import Bound, Expect, Limits, RunSpec, Skip
+from nsa_harness.core.plan import RunSpec, Skip
 from nsa_harness.core.report import (
     RUNS_ON,
     UNWATCHED,
     Artifact,
     Culprit,
-    Facts,
     Finding,
     MemoryAt,
     Outcome,
-    Place,
     RankStatus,
     RankSummary,
     SpecSummary,
@@ -302,10 +297,8 @@ def outcome_of(
     return Outcome(
         spec=summarize_spec(spec),
         attempt=attempt,
-        final=True,
         verdict=verdict,
         expected=is_expected(spec.expect, verdict.status, verdict.cause, codes),
-        flaky=False,
         phase=_phase(evidence, culprit),
         culprit=culprit,
         victims=_victims(evidence, culprit),
@@ -448,85 +441,6 @@ def _cost(evidence: Evidence) -> StepCost | None:
     )
 
 
-# The bounds of a scenario's expectations: key, sign in texts, comparison.
-_COMPARE = (
-    ("lt", "<", operator.lt),
-    ("le", "<=", operator.le),
-    ("gt", ">", operator.gt),
-    ("ge", ">=", operator.ge),
-    ("eq", "==", operator.eq),
-)
-
-
-def missed_expectations(
-    expect: Expect, evidence: Evidence, metrics: Mapping[str, float], codes: AbstractSet[str] = frozenset()
-) -> tuple[Finding, ...]:
-    """Return a finding for each expectation that was not met. `codes`: the codes of this run's findings."""
-    misses = [*_missed_gradients(expect, evidence), *_missed_metrics(expect, metrics)]
-    misses += [({"variant": "finding", "finding": code}, ()) for code in expect.findings if code not in codes]
-    return tuple(
-        make_finding(Cause.EXPECTATION_MISSED, facts, ranks=ranks, evidence=EvidenceKind.FACT, proof=("spec.json",))
-        for facts, ranks in misses
-    )
-
-
-def is_expected(expect: Expect, status: Status, cause: str | None, codes: AbstractSet[str] = frozenset()) -> bool:
-    """Return whether the run ended as the scenario expects. A skipped scenario is always expected."""
-    if status is Status.SKIP:
-        return True
-    return status == expect.verdict and expect.cause in (None, cause) and codes >= set(expect.findings)
-
-
-def criteria(expect: Expect, limits: Limits) -> tuple[tuple[str, str], ...]:
-    """Return the limits and expected numbers, as (name, value) pairs, that two comparable runs share."""
-    values = {f"limits.{key}": value for key, value in asdict(limits).items()}
-    values |= {"expect.verdict": expect.verdict, "expect.cause": expect.cause}
-    values |= {"expect.findings": ", ".join(expect.findings) or None}
-    values |= {"expect.missing_grads": expect.missing_grads}
-    values |= {f"expect.metrics.{name}": _bound_text(bound) for name, bound in expect.metrics}
-    return tuple(sorted((key, str(value)) for key, value in values.items() if value is not None))
-
-
-def _bound_text(bound: Bound) -> str:
-    signs = ((sign, getattr(bound, key)) for key, sign, _ in _COMPARE)
-    return " ".join(f"{sign} {limit:g}" for sign, limit in signs if limit is not None)
-
-
-_Miss = tuple[Facts, tuple[int, ...]]
-
-
-def _missed_gradients(expect: Expect, evidence: Evidence) -> Iterator[_Miss]:
-    if expect.missing_grads is None:
-        return
-    untraced_ranks = tuple(rank.rank for rank in evidence.ranks if rank.traces.missing_count is None)
-    if untraced_ranks:
-        yield {"variant": "gradients not traced", "missing_gradients": expect.missing_grads}, untraced_ranks
-    missing_counts = {
-        rank.rank: rank.traces.missing_count for rank in evidence.ranks if rank.traces.missing_count is not None
-    }
-    wrong_ranks = tuple(rank for rank, missing in missing_counts.items() if missing != expect.missing_grads)
-    if wrong_ranks:
-        counts = tuple({"rank": rank, "missing": missing_counts[rank]} for rank in wrong_ranks)
-        yield {"variant": "gradients", "missing_gradients": expect.missing_grads, "seen": counts}, wrong_ranks
-
-
-def _missed_metrics(expect: Expect, metrics: Mapping[str, float]) -> Iterator[_Miss]:
-    for name, bound in expect.metrics:
-        value = metrics.get(name)
-        if value is None:
-            yield {"variant": "not reported", "metric": name, "reported": tuple(sorted(metrics))}, ()
-            continue
-        for sign, limit in _violated_limits(bound, value):
-            yield {"variant": "metric", "metric": name, "value": value, "sign": sign, "limit": limit}, ()
-
-
-def _violated_limits(bound: Bound, value: float) -> Iterator[tuple[str, float]]:
-    for key, sign, is_satisfied in _COMPARE:
-        limit = getattr(bound, key)
-        if limit is not None and (math.isnan(value) or not is_satisfied(value, limit)):
-            yield sign, limit
-
-
 def skipped_outcome(skip: Skip) -> Outcome:
     """Return the outcome for a scenario that cannot run on this machine."""
     verdict = Verdict(status=Status.SKIP, kind=None, cause=Cause.MISSING_NEED, summary=skip.reason)
@@ -661,83 +575,4 @@ def _usage(evidence: Evidence, metrics: Mapping[str, float]) -> Usage:
         peak_rss_bytes=max(rss, default=None),
         peak_gpu_bytes=max(gpu, default=None),
         tokens_per_s=metrics.get("tokens_per_s"),
-    )
-
-
-# The messages in which DDP names parameters, in torch 2.11 and 2.13.
-_NAMED = (
-    re.compile(r"Parameters which did not receive grad for rank \d+: ([\w.]+(?:, [\w.]+)*)"),
-    re.compile(r"Parameter at index \d+ with name ([\w.]+) has been marked as ready twice"),
-)
-
-
-def rerun_findings(spec: RunSpec, evidence: Evidence) -> Iterator[Finding]:
-    """Yield the additional findings from a diagnostic rerun, or nothing for other attempts."""
-    if spec.deepening is None:
-        return
-    kinds = {"names": (_forward_line, _parameter_names), "growth": (_forward_line, _memory_growth)}
-    # The rank that failed first explains most: failures of other ranks may follow from it.
-    ranks = sorted(evidence.ranks, key=_failed_at_s)
-    for finding_of in kinds.get(spec.deepening.change, (_forward_line,)):
-        yield from list(filter(None, map(finding_of, ranks)))[:1]
-
-
-def _failed_at_s(rank: RankEvidence) -> float:
-    at_s = rank.exception.at_s if rank.exception else None
-    return math.inf if at_s is None else at_s
-
-
-def _forward_line(rank: RankEvidence) -> Finding | None:
-    """Return a finding that names the forward-pass line printed by PyTorch, or None if none was printed."""
-    message = rank.debug_message
-    frame = user_frame(message.frames) if message else None
-    if message is None or frame is None:
-        return None
-    place = Place(file=frame.file, line=frame.line, function=frame.function)
-    facts: Facts = {"variant": "forward", "function": frame.function, "operation": message.operation}
-    if message.is_recomputation:
-        facts = {**facts, "variant": "recomputation", "instead": message.instead}
-    return _finding(rank, facts, place, f"rank{rank.rank}/stderr.log")
-
-
-def _parameter_names(rank: RankEvidence) -> Finding | None:
-    """Return a finding with the parameters named in DDP error messages, or None if there are none."""
-    texts = [rank.exception.message if rank.exception else "", *rank.error_lines]
-    names = _names(texts)
-    if not names:
-        return None
-    place = Place(parameter=names[0], module=names[0].rpartition(".")[0] or None, layer=layer_of(names[0]))
-    proof = rank.exception.proof if rank.exception else f"rank{rank.rank}/stderr.log"
-    return _finding(rank, {"variant": "parameters", "names": tuple(names)}, place, proof)
-
-
-_MUCH_BYTES = 1 << 20
-
-
-def _memory_growth(rank: RankEvidence) -> Finding | None:
-    """Return a finding about the line whose memory usage grew the most, or None if there is none."""
-    most = (
-        next((line for line in rank.health.memory_growth if line.size_bytes >= _MUCH_BYTES), None)
-        if rank.health
-        else None
-    )
-    if most is None:
-        return None
-    facts: Facts = {
-        "variant": "growth",
-        "grown_bytes": most.size_bytes,
-        "first_step": most.first_step,
-        "last_step": most.last_step,
-    }
-    return _finding(rank, facts, most.place, f"rank{rank.rank}/looks.jsonl")
-
-
-def _names(texts: Sequence[str]) -> list[str]:
-    lists = (match[1] for text in texts for pattern in _NAMED for match in pattern.finditer(text))
-    return list(dict.fromkeys(name for names in lists for name in names.split(", ")))
-
-
-def _finding(rank: RankEvidence, facts: Facts, place: Place, proof: str) -> Finding:
-    return make_finding(
-        Cause.DEEPENED, facts, ranks=(rank.rank,), place=place, evidence=EvidenceKind.RECORD, proof=(proof,)
     )

@@ -115,11 +115,7 @@ class NotRepeatableError(Exception):
 
 
 def diverging_calls(evidence: Evidence, *, from_python: bool) -> dict[int, tuple[ScriptCall, ...]]:
-    """Map each rank to its calls, starting shortly before the ranks diverge.
-
-    With `from_python`, use the calls recorded in Python instead of those in the flight recorder, which also contain the
-    calls of DDP itself. Raises NotRepeatableError if one of the calls cannot be repeated.
-    """
+    """Map each rank to its calls, starting shortly before the ranks diverge."""
     all_ranks = tuple(range(evidence.world_size))
     source = _from_status_file if from_python else _from_recorder
     calls_of = {rank.rank: tuple(source(rank, evidence, all_ranks)) for rank in evidence.ranks}
@@ -217,10 +213,7 @@ def _group(name: str) -> str:
 
 
 def _first_number(channel: Channel, calls_of: Mapping[int, Sequence[ScriptCall]]) -> int | None:
-    """Return the number of the first call to repeat, or None if the ranks never diverge.
-
-    This is the last call on which all members agreed, or else the first call that all of them recorded.
-    """
+    """Return the number of the first call to repeat, or None if the ranks never diverge."""
     transfer, _, members = channel
     of_rank = {
         rank: {call.number: call for call in calls_of.get(rank, ()) if call.channel == channel}

@@ -41,11 +41,7 @@ class _Table:
                 names.setdefault(name, {})[values.rank] = text
 
     def texts(self, function: Function, *, with_contents: bool = False) -> dict[str, dict[int, str]]:
-        """Return the values of a function by name, without numbers of ranks, and without contents whose length
-        differs.
-
-        Only `with_contents` do tensors of the same shape, and containers of the same length, count as different.
-        """
+        """Return the values of a function by name, in which tensors of one shape differ only `with_contents`."""
         values = self.functions.get(function, {})
         if not with_contents:
             values = {

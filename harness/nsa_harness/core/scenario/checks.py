@@ -138,11 +138,7 @@ class CheckedScenario:
 
 
 def check_scenario(tree: Node, program: OwnProgram | None) -> CheckedScenario:
-    """Return the scenario that a YAML tree describes, or its errors.
-
-    `extends` and `matrix` must be resolved. `program` checks the keys of the training program that comes with
-    nsa-harness, and is None if the scenario cannot use it.
-    """
+    """Return the scenario that a YAML tree describes, or its errors."""
     tree = without(tree, FILE_ONLY) if isinstance(tree.content, dict) else tree
     scenario, mistakes = parse_model(Scenario, tree)
     if scenario is None:
@@ -157,11 +153,7 @@ def file_mistakes(tree: Node) -> tuple[Mistake, ...]:
 
 
 def axis_mistakes(key: str, value: Node) -> Iterator[Mistake]:
-    """Yield the errors in one value of a matrix, for a dotted key such as "gc.mode".
-
-    A missing key is not a mistake, because the scenario or another axis may set it. The value of a key without a dot is
-    checked later, in the merged scenario.
-    """
+    """Yield the errors in one value of a matrix, for a dotted key such as "gc.mode"."""
     for mistake in file_mistakes(tree_of_key(key, value)):
         if mistake.key.startswith(key) and "." in key and mistake.message != _REQUIRED:
             yield mistake

@@ -25,11 +25,7 @@ def resolve(
     program: OwnProgram,
     notes: tuple[str, ...] = (),
 ) -> RunSpec | Skip:
-    """Return the launch of a scenario on this machine, or a Skip if the machine lacks something.
-
-    `program` fills in the command line of our own training program, and decides every `auto`. `notes` are added to
-    those of the spec.
-    """
+    """Return the launch of a scenario on this machine, or a Skip if the machine lacks something."""
     if reason := _missing(scenario, facts, program):
         return Skip(
             scenario=scenario.name,

@@ -315,11 +315,7 @@ class BayesianSearch:
         return self._burst_deviations() > _BURST_DEVIATIONS
 
     def _burst_deviations(self) -> float:
-        """Return by how many standard deviations consecutive runs end alike more often than independent runs would.
-
-        Each run of a set that is known to fail is compared with the previous run of such a set, and each run of a set
-        that is known to pass with the previous run of such a set. So it does not matter which sets were launched.
-        """
+        """Return by how many standard deviations consecutive runs end alike more often than independent runs would."""
         tallies = self._tallies(None).values()
         deviation = sqrt(sum(tally.pairs * tally.variance**2 for tally in tallies))
         return sum(tally.covariance for tally in tallies) / deviation if deviation else 0.0
@@ -439,11 +435,7 @@ class BayesianSearch:
         return None
 
     def _launch_control(self, subset: Subset) -> bool:
-        """Run the program with all items on or all off if a run of `subset` has to wait for that.
-
-        This is so if that end had fewer runs than `subset`, and between two runs of `subset` if consecutive runs seem
-        to end alike. Return whether it was run.
-        """
+        """Run the program with all items on or all off if a run of `subset` has to wait for that."""
         runs = sum(self._runs(subset))
         failing, passing = self._reference(subset)
         ends = ((frozenset[int](), Purpose.CONTROL_GOOD, passing), (self._end, Purpose.CONTROL_BAD, failing))

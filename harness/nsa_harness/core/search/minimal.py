@@ -30,10 +30,7 @@ class LiteralJudge:
         times: int = 1,
         against: Subset | None = None,
     ) -> Iterator[ProbeResult]:
-        """Run the program with each set until `times` runs are judged, and yield one result per set.
-
-        The proofs that `against` fails are run in turn with them. Raises Contradiction if a set both passed and failed.
-        """
+        """Run the program with each set until `times` runs are judged, and yield one result per set."""
         for subset in subsets:
             if against is not None:
                 launch_against(self._probes, against, [(subset, purpose)] * times, among)
@@ -107,11 +104,7 @@ def _cut(failing: Subset, parts: int) -> list[Subset]:
 
 
 def _unjudged_members(probes: ProbeCache, failing: Subset, candidates: Sequence[int], times: int) -> Subset:
-    """Return the candidates without which the failing set did not pass `times` times.
-
-    A single run that passes by chance would make a member look needed. If the set has a single member, nothing is run,
-    because without it only the good end is left. Raises Contradiction if a set both passed and failed.
-    """
+    """Return the candidates without which the failing set did not pass `times` times."""
     if len(failing) == 1:
         return frozenset()
     judge = LiteralJudge(probes)
@@ -245,11 +238,7 @@ def drop_unneeded(judge: Judge, members: Subset, sample: int, at_least: int) -> 
 def first_unneeded(
     judge: SetJudge, members: Subset, candidates: Sequence[int], times: int
 ) -> tuple[int | None, Subset, Subset]:
-    """Return an unneeded member or None, the members found to be needed, and those that could not be judged.
-
-    Only the members in `candidates` are tested, each in `times` runs. A member cannot be judged if its runs gave no
-    usable result.
-    """
+    """Return an unneeded member or None, the members found to be needed, and those that could not be judged."""
     without = [members - {member} for member in candidates]
     needed_members, unjudged_members = set[int](), set[int]()
     answers = judge.judge_sets(without, Purpose.DROP_ONE, members, times, against=members)
@@ -364,11 +353,7 @@ def _spread_sets(among: tuple[int, ...], count: int, sample: int) -> list[Subset
 
 
 def drop_unneeded_ends(judge: Judge, members: Subset, sample: int, at_least: int) -> FailingSet:
-    """Shrink a range of items until the program passes if either end is left out.
-
-    Items between them cannot be tested, because a range without an inner item is not a range. `sample` is the number of
-    test runs for both ends together, and `at_least` the minimum number for each end.
-    """
+    """Shrink a range of items until the program passes if either end is left out."""
     while len(members) > 1:
         ends = (min(members), max(members))
         unneeded_end, _, unjudged_ends = first_unneeded(judge, members, ends, max(-(-sample // len(ends)), at_least))
@@ -388,11 +373,7 @@ def ranges_without(total: int, culprits: Collection[Subset]) -> tuple[Subset, ..
 
 
 def only_length_matters(judge: Judge, members: Subset, total: int, sample: int) -> bool:
-    """Return whether the program fails with every range as long as `members` and passes with shorter ones.
-
-    If `members` are not the first units, the answer is False without a run. `total` is the number of units, and
-    `sample` the number of ranges to run of each length.
-    """
+    """Return whether the program fails with every range as long as `members` and passes with shorter ones."""
     count = len(members)
     if min(members) > 0 or count == total:
         return False
@@ -412,11 +393,7 @@ def tests_every_window(total: int, count: int, sample: int) -> bool:
 
 
 def shrink_range(probes: ProbeCache, failing: Subset, times: int) -> FailingSet:
-    """Shrink a range of items until the program passes if either end is left out.
-
-    Every range is run; the result is run `times` times without each of its ends. In the result, `unjudged` are the end
-    units whose removal gave no usable result. Raises Contradiction if a range both passed and failed.
-    """
+    """Shrink a range of items until the program passes if either end is left out."""
     step = len(failing) // 2
     while step:
         shorter = _shorter_failing(probes, failing, step)

@@ -12,6 +12,14 @@ from dataclasses import replace
 from functools import cache, partial
 
 from nsa_harness.core.experiment.statistics import RateDifferenceTest, runs_to_show
+from nsa_harness.core.search.answers import (
+    UNTESTED,
+    count_text,
+    culprits_answer,
+    sets_without,
+    size_order,
+    undecided_answer,
+)
 from nsa_harness.core.search.bayesian import BayesianSearch, Inconclusive
 from nsa_harness.core.search.choice import among_values
 from nsa_harness.core.search.exact_search import (
@@ -37,7 +45,6 @@ from nsa_harness.core.search.minimal import (
     judge_set,
     only_count_matters,
     only_length_matters,
-    ranges_without,
     shortest_failing_span,
     shrink_range,
     tests_every_window,
@@ -63,7 +70,6 @@ _FLAKY_ATTEMPTS = 4  # searches of a flaky program, before a last search whose r
 # After _MIN_PAIRS pairs of runs the answer may be that both ends fail equally often. After _MAX_PAIRS pairs the search
 # reports that their rates are too close together.
 _MIN_PAIRS, _MAX_PAIRS = 20, 100
-_UNTESTED = 0.5  # the probability of a claim that no probe could test, or that other probes contradict
 HALF_RATE = 0.5  # samples are large enough to show an exception that occurs in half of the sets or runs
 _FAILURES = (BAD, ProbeResult.DIFFERENT)
 
@@ -191,7 +197,7 @@ def _find_culprits(probes: ProbeCache, judge: Judge) -> SearchAnswer:
             if others is BAD:
                 return _prove_count(probes, judge, culprit.members, sample_confidence)
             if others is not GOOD:
-                raise Inconclusive(_count_text(len(culprit.members)), frozenset(rest))
+                raise Inconclusive(count_text(len(culprit.members)), frozenset(rest))
         rest = tuple(unit for unit in rest if unit not in culprit.members)
         _launch_proofs_together(
             probes, judge, culprit.members, frozenset(rest), end=() if culprits else probes.all_units
@@ -208,7 +214,7 @@ def _find_culprits(probes: ProbeCache, judge: Judge) -> SearchAnswer:
 def _unexplained_set(judge: Judge, culprits: Sequence[FailingSet]) -> Subset | None:
     """Return the smallest failing set that the culprits do not explain, or None if there is no such set."""
     others = (subset for subset in judge.failing_sets() if not any(culprit.members <= subset for culprit in culprits))
-    return min(others, key=_size_order, default=None)
+    return min(others, key=size_order, default=None)
 
 
 def _find_ranges(probes: ProbeCache, judge: Judge) -> SearchAnswer:
@@ -224,22 +230,14 @@ def _find_ranges(probes: ProbeCache, judge: Judge) -> SearchAnswer:
             return _prove_count(probes, judge, members, 1.0 if is_exhaustive else 1 - HALF_RATE**sample)
         culprit = drop_unneeded_ends(judge, members, sample, _min_runs(probes, 1))
         if not culprits:
-            _launch_proofs_together(probes, judge, culprit.members, *_sets_without(probes, [culprit]))
+            _launch_proofs_together(probes, judge, culprit.members, *sets_without(probes, [culprit]))
         newest = _prove_alone(probes, judge, culprit)
         culprits = [*(culprit for culprit in culprits if not newest.members <= culprit.members), newest]
-        failing = next((rest for rest in _sets_without(probes, culprits) if counts_as(rest) is BAD), None)
+        failing = next((rest for rest in sets_without(probes, culprits) if counts_as(rest) is BAD), None)
         if failing is None and (failing := _unexplained_set(judge, culprits)) is not None:
             _require_failure(probes, judge, failing)
-    rest_passes = all(counts_as(rest) is GOOD for rest in _sets_without(probes, culprits))
+    rest_passes = all(counts_as(rest) is GOOD for rest in sets_without(probes, culprits))
     return culprits_answer(probes, judge, sorted(culprits, key=lambda culprit: min(culprit.members)), rest_passes, 1.0)
-
-
-def _sets_without(probes: ProbeCache, culprits: Sequence[FailingSet]) -> tuple[Subset, ...]:
-    """Return the maximal sets of items that contain none of the culprits."""
-    member_sets = [culprit.members for culprit in culprits]
-    if probes.question.kind is QuestionKind.RANGE:
-        return ranges_without(len(probes.units), member_sets)
-    return (frozenset(probes.all_units).difference(*member_sets),)
 
 
 def _prove_count(probes: ProbeCache, judge: Judge, first: Subset, sample_confidence: float) -> SearchAnswer:
@@ -284,10 +282,7 @@ def _launch_proofs_together(
     at_least: int = MIN_PASSES,
     end: Collection[int] = (),
 ) -> None:
-    """Run, in mixed order, the proofs that the set `failing` fails and that the sets `passing` pass.
-
-    If `end` is not empty, all items off and the items `end` are launched again in between.
-    """
+    """Run, in mixed order, the proofs that the set `failing` fails and that the sets `passing` pass."""
     bad = [(failing, Purpose.PROOF_BAD)] * _times_to_fail(probes, failing)
     often = max(probes.question.repeat, _min_runs(probes, at_least))
     ends = [(frozenset[int](), Purpose.RECHECK_GOOD), (frozenset(end), Purpose.RECHECK_BAD)] if end else []
@@ -326,11 +321,7 @@ def _recheck_ends(probes: ProbeCache, judge: SetJudge, end: tuple[int, ...]) -> 
 
 
 def _gallop(probes: ProbeCache) -> tuple[int, ...] | None:
-    """Switch on the first 1, 2, 4, ... items until the program fails. Return these items, or None if no set fails.
-
-    Returns None if a failing value is known from the start, or if no set fails. A failure in another way also ends
-    this.
-    """
+    """Switch on the first 1, 2, 4, ... items until the program fails. Return these items, or None if no set fails."""
     if not probes.question.unbounded:
         return None
     total = len(probes.units)
@@ -453,6 +444,10 @@ def _search_around_unjudged(probes: ProbeCache, end: tuple[int, ...], gap: Unjud
     return _reduce_literally(probes, end, gap.failing, _UNJUDGED_GAP_TEXT, "")
 
 
+_NOT_MONOTONE_TEXT = (
+    "it no longer fails without any one of these items, but other sets may fail too: switching on more items can turn a"
+    " failure into a pass"
+)
 _UNJUDGED_GAP_TEXT = "everything between the passing and the failing end could not be judged or failed in another way"
 
 
@@ -477,21 +472,17 @@ def _prove_zones(probes: ProbeCache, judge: SetJudge, end: tuple[int, ...], gap:
 
 
 def _reduce_literally(probes: ProbeCache, end: tuple[int, ...], failing: Subset, why: str, caveat: str) -> SearchAnswer:
-    """Reduce a failing set of items by running every smaller set, and prove the result.
-
-    If members cannot be judged, Inconclusive is raised with the text `why`. The answer states the limitation `caveat`.
-    Contradiction is raised if a set both passed and failed.
-    """
+    """Reduce a failing set of items by running every smaller set, and prove the result."""
     reduce = shrink_range if probes.question.kind is QuestionKind.RANGE else ddmin
     culprit = reduce(probes, failing, _min_runs(probes, MIN_FAILURES))
     if culprit.unjudged:
         raise Inconclusive(why, culprit.members)
     literal = LiteralJudge(probes)
-    _launch_proofs_together(probes, literal, culprit.members, *_sets_without(probes, [culprit]))
+    _launch_proofs_together(probes, literal, culprit.members, *sets_without(probes, [culprit]))
     _require_failure(probes, literal, culprit.members)
     if reduce is ddmin and len(culprit.members) > 1 and not probes.question.together:
         judge_one_other_set(literal, culprit.members, probes.all_units, MIN_FAILURES)
-    rest_results = [_launch_rest(probes, literal, rest) is GOOD for rest in _sets_without(probes, [culprit])]
+    rest_results = [_launch_rest(probes, literal, rest) is GOOD for rest in sets_without(probes, [culprit])]
     _recheck_ends(probes, literal, end)
     surprises = _surprising_sets(probes, culprit)
     for subset in surprises:
@@ -500,7 +491,7 @@ def _reduce_literally(probes: ProbeCache, end: tuple[int, ...], failing: Subset,
     if surprises:
         caveat = caveat or "other sets ended differently than this answer predicts, so there may be more culprits"
     answer = culprits_answer(probes, literal, [culprit], all(rest_results), 1.0, caveat)
-    return replace(answer, confidence=answer.confidence * (_UNTESTED if surprises else 1.0))
+    return replace(answer, confidence=answer.confidence * (UNTESTED if surprises else 1.0))
 
 
 def _surprising_sets(probes: ProbeCache, culprit: FailingSet) -> list[Subset]:
@@ -510,7 +501,7 @@ def _surprising_sets(probes: ProbeCache, culprit: FailingSet) -> list[Subset]:
     failed = [
         answer.subset for answer in observations if answer.counts_as is BAD and not culprit.members <= answer.subset
     ]
-    return [min(subsets, key=_size_order) for subsets in (passed, failed) if subsets]
+    return [min(subsets, key=size_order) for subsets in (passed, failed) if subsets]
 
 
 def _result_text(counts_as: ProbeResult) -> str:
@@ -520,125 +511,3 @@ def _result_text(counts_as: ProbeResult) -> str:
         ProbeResult.DIFFERENT: "fails in another way",
         ProbeResult.UNRESOLVED: "could not be judged",
     }[counts_as]
-
-
-def undecided_answer(probes: ProbeCache, why: str, open_units: Subset = frozenset()) -> SearchAnswer:
-    """Return an undecided answer with all that is known. `open_units` may still matter; () for all not excluded."""
-    failing_set = min(
-        (observation.subset for observation in probes.observations if observation.counts_as is BAD),
-        key=_size_order,
-        default=None,
-    )
-    passing_sets = [observation.subset for observation in probes.observations if observation.counts_as is GOOD]
-    passing_inside = [subset for subset in passing_sets if failing_set is None or subset < failing_set]
-    passing_set = max(passing_inside, key=len, default=None)
-    needed_members = _needed_members(probes, failing_set)
-    within = frozenset(probes.all_units) if failing_set is None else failing_set
-    is_ordered = probes.question.kind is QuestionKind.ORDERED
-    open_members = within - (passing_set or frozenset()) if is_ordered else within - needed_members
-    return SearchAnswer(
-        kind=AnswerKind.UNDECIDED,
-        confidence=0.0,
-        why=why,
-        open=tuple(sorted(probes.items(open_units - needed_members or open_members))),
-        known=() if is_ordered else tuple(sorted(probes.items(needed_members))),
-        passing=None if passing_set is None else probes.items(passing_set),
-        failing=None if failing_set is None else probes.items(failing_set),
-    )
-
-
-def _needed_members(probes: ProbeCache, failing: Subset | None) -> Subset:
-    """Return the members without which the program passed. The set is empty if results contradict each other."""
-    bad = [observation.subset for observation in probes.observations if observation.counts_as is BAD]
-    good = [observation.subset for observation in probes.observations if observation.counts_as is GOOD]
-    is_contradicted = probes.question.flaky or any(
-        failing_set <= passing_set for failing_set in bad for passing_set in good
-    )
-    if failing is None or is_contradicted:
-        return frozenset()
-    return frozenset().union(*(failing - passing_set for passing_set in good if len(failing - passing_set) == 1))
-
-
-def culprits_answer(
-    probes: ProbeCache,
-    judge: SetJudge,
-    culprits: Sequence[FailingSet],
-    rest_passes: bool,
-    sample_confidence: float,
-    caveat: str = "",
-) -> SearchAnswer:
-    """Return an answer saying that each of `culprits` is enough to make the program fail.
-
-    If the remaining items did not pass, or if no other set of this size passed, the answer says so and is not certain.
-    `sample_confidence` is the confidence if only a sample of the members was tested. `caveat` replaces all other
-    limitations that the answer would state.
-    """
-    groups = tuple(probes.items(culprit.members) for culprit in culprits)
-    kind, items = _kind_and_items(groups)
-    count_may_matter = _only_count_may_matter(probes, culprits)
-    confidence = sample_confidence if any(culprit.sampled for culprit in culprits) else 1.0
-    return SearchAnswer(
-        kind=kind,
-        items=items,
-        groups=groups if len(groups) > 1 else (),
-        confidence=confidence * (_UNTESTED if count_may_matter or not rest_passes else 1.0),
-        p_bad=judge.failure_rate,
-        why=caveat or _caveat(probes, culprits, rest_passes, count_may_matter),
-        passing=_passing_set(probes, culprits),
-        failing=groups[0],
-    )
-
-
-def _only_count_may_matter(probes: ProbeCache, culprits: Sequence[FailingSet]) -> bool:
-    """Return whether any other set of the smallest culprit's size may fail too: no set of at least that size passed."""
-    smallest = min(len(culprit.members) for culprit in culprits)
-    if not 1 < smallest < len(probes.units) or probes.question.together:
-        return False
-    return all(len(answer.subset) < smallest for answer in probes.observations if answer.counts_as is GOOD)
-
-
-def _count_text(count: int) -> str:
-    return f"no set of {count} items passed; any {count} items may fail"
-
-
-def _caveat(probes: ProbeCache, culprits: Sequence[FailingSet], rest_passes: bool, count_may_matter: bool) -> str:
-    if not rest_passes:
-        return "the configuration without these items was not seen to pass, so there may be more culprits"
-    if count_may_matter:
-        return _count_text(min(len(culprit.members) for culprit in culprits))
-    if any(culprit.sampled for culprit in culprits):
-        return "only the first, the last and a sample of these items were removed one at a time"
-    if probes.question.kind is QuestionKind.RANGE and any(len(culprit.members) > 2 for culprit in culprits):
-        return (
-            "no smaller range in it fails; whether the items between its ends are needed cannot be tested with ranges"
-        )
-    return ""
-
-
-_NOT_MONOTONE_TEXT = (
-    "it no longer fails without any one of these items, but other sets may fail too: switching on more items can turn a"
-    " failure into a pass"
-)
-
-
-def _passing_set(probes: ProbeCache, culprits: Sequence[FailingSet]) -> Subset | None:
-    """Return a large set of items for which the program passed, or None if there is none."""
-    rests_first = sorted(_sets_without(probes, culprits), key=len, reverse=True)
-    without = (culprit.members - {member} for culprit in culprits for member in sorted(culprit.members))
-    passing_sets = (subset for subset in (*rests_first, *without) if GOOD in probes.answers(subset))
-    return next(map(probes.items, passing_sets), None)
-
-
-def _kind_and_items(groups: Sequence[Subset]) -> tuple[AnswerKind, tuple[int, ...]]:
-    if len(groups) > 1:
-        return AnswerKind.SEVERAL, tuple(sorted(frozenset[int]().union(*groups)))
-    items = tuple(sorted(groups[0]))
-    if len(items) == 1:
-        return AnswerKind.SINGLE, items
-    if items[-1] - items[0] + 1 == len(items):
-        return AnswerKind.RANGE, (items[0], items[-1] + 1)
-    return AnswerKind.SET, items
-
-
-def _size_order(subset: Collection[int]) -> tuple[int, list[int]]:
-    return len(subset), sorted(subset)

@@ -16,16 +16,12 @@ from random import Random
 
 
 class ProbeResult(StrEnum):
-    """The way one test run of a bisection ended.
+    """The way one test run of a bisection ended."""
 
-    GOOD: it passed. BAD: it failed in the way that the search looks for. DIFFERENT: it failed in another way.
-    UNRESOLVED: it could not be judged, for instance because it could not be launched.
-    """
-
-    GOOD = "good"
-    BAD = "bad"
-    DIFFERENT = "different"
-    UNRESOLVED = "unresolved"
+    GOOD = "good"  # it passed
+    BAD = "bad"  # it failed in the way that the search looks for
+    DIFFERENT = "different"  # it failed in another way
+    UNRESOLVED = "unresolved"  # it could not be judged, for instance because it could not be launched
 
 
 Subset = frozenset[int]  # the numbers of the items that are switched on
@@ -117,17 +113,12 @@ class OutOfBudget(Exception):
 
 
 class QuestionKind(StrEnum):
-    """The kind of question that a bisection answers, which determines the sets of items that it can switch on.
+    """The kind of question that a bisection answers, which determines the sets of items that it can switch on."""
 
-    `SET`: any combination, for instance of layers, variables or changed keys. `ORDERED`: only the first k items,
-    because a value includes all smaller values. `RANGE`: only consecutive items or none, because the program takes a
-    start and a stop. `CHOICE`: only one item, because the items are alternative values.
-    """
-
-    SET = "set"
-    ORDERED = "ordered"
-    RANGE = "range"
-    CHOICE = "choice"
+    SET = "set"  # any combination, for instance of layers, variables or changed keys
+    ORDERED = "ordered"  # only the first k items, because a value includes all smaller values
+    RANGE = "range"  # only consecutive items or none, because the program takes a start and a stop
+    CHOICE = "choice"  # only one item, because the items are alternative values
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -276,12 +267,7 @@ class ProbeCache:
     def launch(
         self, subsets: Sequence[Subset], purpose: Purpose, among: Iterable[int], probes_left: int = 0
     ) -> Iterator[ProbeResult]:
-        """Run the program with each set of items, and yield the results. `among` are the items still in question.
-
-        At most the question's `at_once` sets run in parallel, and only when their results are read. `among` has the
-        units that may still belong to the answer. `probes_left` is the largest number of test runs that may follow.
-        Raises OutOfBudget.
-        """
+        """Run the program with each set of items, and yield the results. `among` are the items still in question."""
         span = self._span(among)
         pending = iter(subsets)
         remaining = len(subsets)

@@ -167,11 +167,7 @@ _SEED_MEANINGS = {
 
 
 def answer_for_subject(subject: Subject, answer: SearchAnswer) -> SearchAnswer:
-    """Return the answer, adapted to the kind of items that the bisection varied.
-
-    Only layers form a range; for other items a RANGE becomes a SET. For seeds, `why` also explains what the answer says
-    about the program.
-    """
+    """Return the answer, adapted to the kind of items that the bisection varied."""
     if subject.noun == SEED and (meaning := _seed_meaning(answer)):
         return replace(answer, why="; ".join(filter(None, (meaning, answer.why))))
     if answer.kind is not AnswerKind.RANGE or subject.form is SubjectForm.LAYERS:

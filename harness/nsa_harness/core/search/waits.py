@@ -75,10 +75,7 @@ def open_wait(
     exited_ranks: Iterable[int] = (),
     ranks: int,
 ) -> OpenWait | None:
-    """Return what the ranks of a running test run wait for, or None if they make progress.
-
-    Also None if there are not yet two snapshots, or if the hang is already proven. `ranks` is the number of ranks.
-    """
+    """Return what the ranks of a running test run wait for, or None if they make progress."""
     pair = snapshot_pair(snapshots)
     if pair is None:
         return None
@@ -99,11 +96,7 @@ def open_wait(
 
 
 def seen_before(wait: OpenWait, proven_hangs: Collection[WaitSignature], longest_quiet_s: float | None) -> bool:
-    """Return whether the ranks have long been blocked in the same way as in one of `proven_hangs`.
-
-    `longest_quiet_s` is the longest time without progress in a healthy run. If it is None, the answer is False. The
-    answer is also False for a sleep that ends on its own.
-    """
+    """Return whether the ranks have long been blocked in the same way as in one of `proven_hangs`."""
     if longest_quiet_s is None or wait.until_s is None or wait.signature not in proven_hangs:
         return False
     return wait.no_progress_s >= early_after_s(longest_quiet_s)
@@ -154,11 +147,7 @@ class Waiting:
 
 
 def waiting_for(wait: OpenWait, proven_hangs: Collection[WaitSignature], longest_quiet_s: float | None) -> Waiting:
-    """Return the reason why a bisection still waits for a test run without progress, and the time left.
-
-    `proven_hangs` has the waits of earlier test runs that were proven to hang. `longest_quiet_s` is the longest time
-    without progress in a healthy run, or None if it was not observed.
-    """
+    """Return the reason why a bisection still waits for a test run without progress, and the time left."""
     if longest_quiet_s is None or wait.signature not in proven_hangs:
         return Waiting(no_progress_s=wait.no_progress_s, until_s=wait.until_s, was_proven=False, limit=wait.limit)
     return Waiting(

@@ -97,11 +97,7 @@ def job_backend(declared: str, status_files: Iterable[StatusFile]) -> str:
 def group_wait(
     rank: RankSnapshot, stack: Stack | None, job: JobState, *, computes: bool, still: bool = True
 ) -> WaitState | None:
-    """Return the rank's wait for other ranks, or None if it does not wait for other ranks.
-
-    `stack` is the stack of the training thread. `computes`: the thread uses a core. `still`: it is on the same line as
-    in the snapshot before.
-    """
+    """Return the rank's wait for other ranks, or None if it does not wait for other ranks."""
     frames = stack.frames if stack else ()
     if computes and not (job.spins_for_device and _spins_for_device(frames, stack, still)):
         return None
@@ -314,10 +310,7 @@ def _ranks_with_another_root(rank: int, call: Call | None, job: JobState) -> tup
 
 
 def _missing_members(pending: Collective, rank: int, job: JobState) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the ranks that have not entered the collective `pending`, and the ranks whose state is unknown.
-
-    A rank that entered another call with the same number has not entered `pending`.
-    """
+    """Return the ranks that have not entered the collective `pending`, and the ranks whose state is unknown."""
     members = job.groups.get(pending.group)
     others = job.others(rank) if members is None else tuple(peer for peer in members if peer != rank)
     lacking = [

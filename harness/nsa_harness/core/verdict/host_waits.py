@@ -7,18 +7,8 @@ from dataclasses import dataclass, replace
 
 from nsa_harness.core.evidence.evidence import Frame, RankSnapshot, Stack, StatusFile
 from nsa_harness.core.evidence.host import Process, Task
-from nsa_harness.core.evidence.stacks import (
-    NativeWait,
-    awaits_result,
-    awaits_task,
-    in_function,
-    is_poller,
-    is_worker,
-    native_wait,
-    serves_pool,
-    training_stack,
-    user_frame,
-)
+from nsa_harness.core.evidence.process_pools import awaits_result, awaits_task, is_worker, serves_pool
+from nsa_harness.core.evidence.stacks import NativeWait, in_function, is_poller, native_wait, training_stack, user_frame
 from nsa_harness.core.source_code.loops import only_polls, only_reports
 from nsa_harness.core.verdict.motion import (
     BUSY_SHARE,
@@ -130,11 +120,7 @@ class _Actor:
         return self.stack is None or may_act
 
     def computing(self, elapsed_s: float) -> tuple[ChildWait, ...]:
-        """Return the other threads in the process that are computing.
-
-        The result is empty if a thread that does not compute may release the waiting thread too, or if one of the
-        threads runs a compiler, which is no endless loop.
-        """
+        """Return the other threads in the process that are computing."""
         earlier_s = {task.tid: task.cpu_s for task in self.before.tasks} if self.before else {}
         used_s = {task.tid: task.cpu_s - earlier_s.get(task.tid, task.cpu_s) for task in self.process.tasks}
         busy = [
@@ -258,10 +244,7 @@ def _lock(family: _Family, actor: _Actor, task: Task, above: tuple[int, ...]) ->
 
 
 def lock_is_closed(process: Process, stacks: Sequence[Stack], stack: Stack, idle: Sequence[Stack]) -> bool:
-    """Return whether a thread of the process waits for a lock of Python that no other thread may release.
-
-    `stack` is its stack. Threads with a stack in `idle` may not release it, because they wait for other ranks.
-    """
+    """Return whether a thread of the process waits for a lock of Python that no other thread may release."""
     actor = _Actor(process=process, before=None, stacks=tuple(stacks), stack=stack)
     is_in_lock = actor.task is not None and actor.task.syscall == "futex" and actor.task.timed is False
     return is_in_lock and native_wait(stack) in _ENDED_BY_PYTHON and not actor.thread_may_act(idle)

@@ -73,10 +73,7 @@ def only_another_line(before: RankSnapshot, after: RankSnapshot, elapsed_s: floa
 
 
 def _sleeps_between(before: RankSnapshot, after: RankSnapshot, elapsed_s: float) -> bool:
-    """Return whether the rank woke up and is sleeping again on the same line, as in a polling loop.
-
-    It may have transferred a few bytes in between.
-    """
+    """Return whether the rank woke up and is sleeping again on the same line, as in a polling loop."""
     earlier, later = sleep_end_s(before), sleep_end_s(after)
     if earlier is None or later is None:
         return _waits_between(before, after, elapsed_s)

@@ -160,11 +160,7 @@ class StallEpisode:
 
 
 def computations(root: Wait, samples: Sequence[Sample]) -> tuple[Computation, ...]:
-    """Return the recent samples of each process that is computing for a rank.
-
-    The samples begin when the rank last made other progress. If the rank waits for child processes that compute, the
-    samples show these processes.
-    """
+    """Return the recent samples of each process that is computing for a rank."""
     burning = _burning(root.rank, samples)
     if not root.computing:
         return (tuple(sample for sample in burning if not sample.child_samples),)

@@ -143,7 +143,7 @@ class Failure:
     rank: int | None  # None for the launcher
     at_s: float
     text: str  # for people
-    is_collateral: bool  # the failure of another rank caused it
+    is_collateral: bool = False  # the failure of another rank caused it
     status: int | None = None
     exception: RaisedException | None = None
 
@@ -336,7 +336,6 @@ def _failures(evidence: Evidence, proof: Proof | None) -> tuple[Failure, ...]:
                 rank=None,
                 at_s=launcher.at_s,
                 text=f"the launcher {exit_text(launcher.status)}",
-                is_collateral=False,
                 status=launcher.status,
             )
         )
@@ -405,7 +404,6 @@ def _unseen_exits(evidence: Evidence, failures: Sequence[Failure]) -> list[Failu
             rank=rank.rank,
             at_s=rank.exit.at_s if rank.exit else 0.0,
             text=f"rank {rank.rank} {exit_text(None)}",
-            is_collateral=False,
         )
         for rank in _ranks_without_good_end(evidence)
         if (rank.pid is None if rank.exit is None else rank.exit.status is None and not rank.exit.during_teardown)

@@ -7,10 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from nsa_harness.core.experiment.checklist import Checklist, ChecklistPhase, Concurrency
 from nsa_harness.core.experiment.readiness import (
-    Checklist,
-    ChecklistPhase,
-    Concurrency,
     CriterionResult,
     CriterionRow,
     Decision,

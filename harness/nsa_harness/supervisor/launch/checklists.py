@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from nsa_harness.core.experiment.readiness import (
+from nsa_harness.core.experiment.checklist import (
     Checklist,
     ChecklistPhase,
     checklist_mistakes,

@@ -23,11 +23,7 @@ _FIRST_EVENTS = 3  # a step starts with three training events: batch requested, 
 def rule_if_raised(
     cause: Cause,
 ) -> Callable[[Callable[[DiagnosisContext, Sequence[Failure]], Explanation | None]], Rule]:
-    """Return a decorator for diagnosis rules. The decorated rule applies only if the first failure has this cause.
-
-    The failure must be an exception whose message matches one of the cause's signatures. The decorated function
-    receives the context and all failures with such an error, in order of time.
-    """
+    """Return a decorator for diagnosis rules. The decorated rule applies only if the first failure has this cause."""
 
     def find(context: DiagnosisContext) -> tuple[Sequence[Failure]] | None:
         failures = [
@@ -144,10 +140,7 @@ def model_mismatch(context: DiagnosisContext, failures: Sequence[Failure]) -> Ex
 
 
 def _model_facts(context: DiagnosisContext, failures: Sequence[Failure]) -> dict[int, Facts]:
-    """Return, for each rank, the facts about its model that PyTorch's error messages state.
-
-    These are the number of parameters, or the first parameter that differs from rank 0's model.
-    """
+    """Return, for each rank, the facts about its model that PyTorch's error messages state."""
     counts = [match for failure in failures if (match := _COUNT_DIFFERS.search(failure.text))]
     if counts:
         models: dict[int, Facts] = {int(match[3]): {"parameters": match[4]} for match in counts}

@@ -18,7 +18,6 @@ from nsa_harness.core.collectives.timeline import UNKNOWN_GROUP, Event, Field, f
 from nsa_harness.core.collectives.wait_cycles import Link
 from nsa_harness.core.diagnosis.call_paths import (
     RelativePositions,
-    branch_that_skipped_call,
     diverging_frames,
     diverging_pairs,
     loops_around_any,
@@ -40,17 +39,16 @@ from nsa_harness.core.diagnosis.context import (
     ranks_by_facts,
 )
 from nsa_harness.core.diagnosis.explanation import Explanation, OpenQuestion
+from nsa_harness.core.diagnosis.rules.call_places import VALUE_CAUSES, difference_place, loop_exit, other_ranks
 from nsa_harness.core.diagnosis.rules.call_reasons import Reason, out_of_batches, possible_reasons, step_of_difference
 from nsa_harness.core.evidence.evidence import Ending, Frame, Stack
 from nsa_harness.core.evidence.stacks import is_library
 from nsa_harness.core.report import CollectiveRef, Fact, Facts, Place, Status
-from nsa_harness.core.source_code.excerpt import Branch, Loop
-from nsa_harness.core.source_code.value_origin import ValueOrigin, origin_of_arguments, origin_of_loop
+from nsa_harness.core.source_code.excerpt import Branch
 from nsa_harness.core.verdict.verdict import FailureKind
 from nsa_harness.core.verdict.wait import WaitKind
 
 _CALL_KINDS = (Kind.MISSING, Kind.EXTRA, Kind.ORDER, Kind.COUNT)
-_VALUE_CAUSES = {Kind.SHAPE: Cause.SHAPE_MISMATCH, Kind.DTYPE: Cause.DTYPE_MISMATCH, Kind.ROOT: Cause.ROOT_MISMATCH}
 
 
 def calls_differ(context: DiagnosisContext) -> Explanation | None:
@@ -86,8 +84,8 @@ def calls_differ(context: DiagnosisContext) -> Explanation | None:
 
 def _cause_of(difference: Difference, reason: Reason, *, is_under_rank: bool) -> Cause:
     """Return the cause of a difference in calls. `is_under_rank`: a rank condition guards the call, or may guard it."""
-    if difference.kind in _VALUE_CAUSES and not (difference.kind is Kind.SHAPE and reason.explains_sizes):
-        return _VALUE_CAUSES[difference.kind]
+    if difference.kind in VALUE_CAUSES and not (difference.kind is Kind.SHAPE and reason.explains_sizes):
+        return VALUE_CAUSES[difference.kind]
     if reason.cause is None and difference.kind is Kind.ORDER:
         return Cause.COLLECTIVE_ORDER_MISMATCH
     cause = reason.cause or Cause.RANK_CONDITIONAL_COLLECTIVE
@@ -140,10 +138,7 @@ def cross_group_deadlock(context: DiagnosisContext) -> Explanation | None:
 
 
 def _call_under_rank_condition(context: DiagnosisContext, link: Link) -> tuple[Difference, Branch] | None:
-    """Return a call in a cycle as an extra call, and the rank condition that guards it, or None if there is none.
-
-    The awaited rank must have passed the condition; otherwise the result is None too.
-    """
+    """Return a call in a cycle as an extra call, and the rank condition that guards it, or None if there is none."""
     branch = _rank_branch(context, link.rank, link.event)
     frames = program_frames(context, link.waits_for)
     inside = (
@@ -158,11 +153,9 @@ def _call_under_rank_condition(context: DiagnosisContext, link: Link) -> tuple[D
         kind=Kind.EXTRA,
         group=link.event.group,
         ranks=(link.rank,),
-        expected=None,
         entered_events=tuple(sorted(entered.items())),
         absent=() if awaited else (link.waits_for,),
         place_is_certain=True,
-        culprit_is_certain=False,
         is_new_event=True,
     )
     return difference, branch
@@ -175,11 +168,7 @@ def _is_behind(context: DiagnosisContext, branch: Branch, frame: Frame) -> bool:
 
 
 def _order_change_place(context: DiagnosisContext, ranks: Sequence[int], everyone: Sequence[int]) -> Place | None:
-    """Return the line at which the order of one rank's calls starts to differ from the others', or None if unknown.
-
-    If all ranks are on the same lines, they are in different iterations of a loop over items. The place is then this
-    loop.
-    """
+    """Return the line at which the order of one rank's calls starts to differ from the others', or None if unknown."""
     others = [rank for rank in everyone if rank not in ranks]
     paths = diverging_frames(context, ranks[0], next(iter(others), everyone[-1]))
     if paths.shared and paths.path_frame is None:
@@ -229,11 +218,7 @@ def _with_stacks_at_divergence(context: DiagnosisContext, difference: Difference
 
 
 def _ranks_wait_for_each_other(context: DiagnosisContext) -> bool:
-    """Return whether the run ended with ranks waiting for each other.
-
-    A rank that exited with an error code or was ended by SIGTERM before the deadline counts too, because gloo aborts
-    such a run.
-    """
+    """Return whether the run ended with ranks waiting for each other."""
     first = context.first_failure
     ended_silently = (
         first is not None and first.status is not None and (first.status > 0 or first.status == -signal.SIGTERM)
@@ -264,7 +249,7 @@ def _exited_before_difference(context: DiagnosisContext, difference: Difference)
 
 def _rank_condition_reason(context: DiagnosisContext, difference: Difference, branch: Branch) -> Reason:
     """Return the reason for a call that only some ranks make because `branch` depends on the rank number."""
-    callers = difference.ranks if difference.kind is Kind.EXTRA else _other_ranks(difference)
+    callers = difference.ranks if difference.kind is Kind.EXTRA else other_ranks(difference)
     program = context.program
     frames = (frame for rank, _ in difference.entered_events for frame in program_frames(context, rank))
     deciding_frame = next((frame for frame in frames if program.is_later_statement(branch, frame)), None)
@@ -351,9 +336,9 @@ def _explain(
         facts={**facts, **reason.facts},
         ranks=ranks,
         place=(reason.place if reason.decides_place else None)
-        or _loop_exit(context, difference, positions, ranks)
+        or loop_exit(context, difference, positions, ranks)
         or reason.place
-        or _difference_place(context, difference, ranks),
+        or difference_place(context, difference, ranks),
         step=reason.step or step_of_difference(difference),
         collective=_collective_ref(_call_at_fault(difference, ranks)),
         proof=(
@@ -401,7 +386,7 @@ def _difference_facts(context: DiagnosisContext, difference: Difference) -> Fact
         **({"reduces_gradients": is_ddp} if difference.kind is Kind.COUNT else {}),
         "variant": "repeated" if _is_repeated(difference) else difference.kind.value,
         "others": others,
-        "remaining": _other_ranks(difference),
+        "remaining": other_ranks(difference),
         "absent": difference.absent,
         "own_call": call_facts(context, first[0], own_event) if own_event else None,
         "expected_call": call_facts(context, others[0], expected) if expected and others else None,
@@ -432,7 +417,7 @@ def _is_repeated(difference: Difference) -> bool:
 def _call_facts_by_rank(context: DiagnosisContext, difference: Difference) -> tuple[Facts, ...]:
     """Return facts about each differing call and its ranks, with the `value` of a differing size, dtype or root."""
     calls = ((rank, event, call_facts(context, rank, event)) for rank, event in difference.entered_events)
-    if difference.kind not in _VALUE_CAUSES:
+    if difference.kind not in VALUE_CAUSES:
         return ranks_by_facts((rank, facts) for rank, _, facts in calls)
     differs_in = Field(difference.kind.value)
     return ranks_by_facts((rank, {**facts, "value": field_value(event, differs_in)}) for rank, event, facts in calls)
@@ -442,7 +427,7 @@ def _other_readings(difference: Difference) -> tuple[OpenQuestion, ...]:
     """Return open questions if the ranks that are not blamed could be at fault instead."""
     if difference.is_symmetric:
         return (OpenQuestion(code="all_are_blamed"),)
-    others: Fact = _other_ranks(difference)
+    others: Fact = other_ranks(difference)
     if difference.culprit_is_certain:
         return (OpenQuestion(code="called_in_another_order"),) if difference.may_be_swapped else ()
     if difference.kind is Kind.EXTRA:
@@ -452,127 +437,14 @@ def _other_readings(difference: Difference) -> tuple[OpenQuestion, ...]:
     return ()
 
 
-def _other_ranks(difference: Difference) -> tuple[int, ...]:
-    return tuple(rank for rank in difference.all_ranks if rank not in difference.ranks)
-
-
 def _is_skipper_below_call(context: DiagnosisContext, difference: Difference) -> bool:
     """Return whether the rank that skipped a call is already below the call's line in the same function."""
-    others = _other_ranks(difference)
+    others = other_ranks(difference)
     paths = diverging_frames(context, difference.ranks[0], others[0]) if others else None
     if paths is None or paths.path_frame is None or paths.stack_frame is None or not paths.in_one_function:
         return False
     is_below = paths.path_frame.line > paths.stack_frame.line
     return is_below and context.program.same_function(paths.path_frame, paths.stack_frame)
-
-
-def _loop_exit(
-    context: DiagnosisContext, difference: Difference, positions: RelativePositions, ranks: Sequence[int]
-) -> Place | None:
-    """Return the line that ended a loop at the wrong time: an exit, the origin of the item count, or the loop."""
-    loop = next((positions.left_loops[rank] for rank in ranks if rank in positions.left_loops), None)
-    has_left = loop is not None
-    if loop is None and difference.kind is Kind.COUNT:
-        loop = next(loops_around_any(context, program_frames(context, ranks[0])), None)
-    if loop is None:
-        return None
-    # An exception that ends the loop counts only if nothing else explains the different numbers of iterations.
-    own_origin = (
-        origin_of_loop(context.program, Place(file=loop.file, line=loop.line), ()) if loop.exits_by_exception else None
-    )
-    skips = _skipping_branches(context, difference, loop)
-    rank_skip = next((branch for branch in skips if branch.reads_rank), None)
-    if rank_skip is not None and not any(jump.reads_rank for jump in loop.exits):
-        return rank_skip.place
-    line = next(
-        (jump.line for jump in (*loop.exits, *loop.skips, *(() if own_origin else loop.exits_by_exception))), None
-    )
-    others = [rank for rank in difference.all_ranks if rank not in ranks] if has_left and not loop.exits else []
-    origin = next((origin for rank in others if (origin := _iteration_count_origin(context, loop, rank))), None)
-    if line is None and (origin is not None or skips):
-        return origin.place if origin is not None else skips[0].place
-    return Place(file=loop.file, line=loop.line if line is None else line, function=loop.function)
-
-
-def _skipping_branches(context: DiagnosisContext, difference: Difference, loop: Loop) -> list[Branch]:
-    """Return the conditions that could differ between ranks and that make an iteration of `loop` skip the call."""
-    chain = difference.expected.chain if difference.expected else ()
-    at = next((at for at, frame in enumerate(chain) if loop.contains(frame)), None)
-    if at is None:
-        return []
-    program = context.program
-    inside = [branch for branch in program.branches(chain[at]) if loop.line < branch.line <= loop.last]
-    # A condition on the rank may also be in a function that the loop calls.
-    inside += [branch for frame in chain[:at] for branch in program.branches(frame) if branch.reads_rank]
-    return [branch for branch in inside if branch.may_differ and not branch.leaves_function]
-
-
-def _iteration_count_origin(context: DiagnosisContext, outer_loop: Loop, rank: int) -> ValueOrigin | None:
-    """Return the line that sets a number of iterations that could differ between ranks, or None if unknown."""
-    frames, program = program_frames(context, rank), context.program
-    for depth, frame in enumerate(frames):
-        for loop in reversed(context.program.loops_around(frame)):
-            if (loop.file, loop.function) != (
-                outer_loop.file,
-                outer_loop.function,
-            ) or outer_loop.line <= loop.line <= outer_loop.last:
-                line = Place(file=loop.file, line=loop.line)
-                origin = origin_of_loop(program, line, tuple(reversed(frames[:depth])))
-                if origin is not None:
-                    return origin
-    return None
-
-
-def _difference_place(context: DiagnosisContext, difference: Difference, ranks: Sequence[int]) -> Place | None:
-    """Return the line that makes calls differ: the origin of arguments, a branch, or the call, or None if unknown."""
-    if difference.kind in _VALUE_CAUSES and (origin := _origin_of_values(context, difference, ranks)):
-        return origin
-    others = _other_ranks(difference)
-    if others and ranks:
-        caller, skipper = (ranks[0], others[0]) if difference.kind is Kind.EXTRA else (others[0], ranks[0])
-        path = _usual_path(context, difference, skipper)
-        place = branch_that_skipped_call(
-            context, skipper, path or program_frames(context, caller), same_rank=bool(path)
-        )
-        if place is not None:
-            return place
-    if difference.kind in (Kind.MISSING, Kind.COUNT) and difference.expected is not None:
-        rank = next((rank for rank, event in difference.entered_events if event is difference.expected), None)
-        return event_place(context, rank, difference.expected) if rank is not None else difference.expected.place
-    event = difference.event(ranks[0])
-    return event_place(context, ranks[0], event) if event else None
-
-
-def _usual_path(context: DiagnosisContext, difference: Difference, rank: int) -> tuple[Frame, ...]:
-    """Return the path, outermost first, of the missing call in earlier steps, or () if the other ranks share it."""
-    expected = difference.expected
-    caller = next((rank for rank, event in difference.entered_events if event is expected), None)
-    paths = diverging_frames(context, caller, rank) if caller is not None and difference.kind is Kind.MISSING else None
-    if expected is None or paths is None or not paths.shared or paths.in_one_function:
-        return ()
-    chains = [
-        event.chain
-        for event in context.timelines[rank].events
-        if (event.op, event.place) == (expected.op, expected.place)
-    ]
-    if expected.chain and expected.chain not in chains:
-        return tuple(reversed(next(filter(None, reversed(chains)), ())))
-    return context.program.path_to_call(program_frames(context, rank), [frame.function for frame in paths.deeper])
-
-
-def _origin_of_values(context: DiagnosisContext, difference: Difference, ranks: Sequence[int]) -> Place | None:
-    """Return the line that makes the arguments of a call differ between ranks, or None if unknown."""
-    event = difference.event(ranks[0]) if ranks else None
-    if event is None or not event.from_python or event.place is None:
-        return None
-    frames = tuple(reversed(program_frames(context, ranks[0])))
-    line = (event.place.file, event.place.line)
-    position = next((at for at, frame in enumerate(frames) if (frame.file, frame.line) == line), None)
-    chain = event.chain or (() if position is None else frames[position:]) or (event.place,)
-    origin = origin_of_arguments(context.program, chain)
-    if origin is None or (not origin.differs_by_rank and context.program.same_function(origin.place, chain[0])):
-        return None
-    return origin.place
 
 
 def _as_count_difference(difference: Difference, positions: RelativePositions) -> Difference:
@@ -604,11 +476,7 @@ def _as_extra_call(context: DiagnosisContext, difference: Difference) -> Differe
 def _with_rank_condition(
     context: DiagnosisContext, difference: Difference, positions: RelativePositions
 ) -> tuple[Difference, Branch | None]:
-    """Look for a condition on the rank number that explains the difference in collective calls.
-
-    Return the difference with the smaller group of ranks at fault, and the condition. Without a condition, return
-    `difference` and None.
-    """
+    """Look for a condition on the rank number that explains the difference in collective calls."""
     same_loops = positions.has_source and not positions.left_loops
     if difference.kind not in _CALL_KINDS or (difference.kind is Kind.COUNT and not same_loops):
         return difference, None

@@ -94,10 +94,7 @@ def _was_on_its_way(context: DiagnosisContext, rank: int) -> bool:
 
 @rule_if(_timeout_failure)
 def never_arrived(context: DiagnosisContext, first: Failure, message: re.Match[str]) -> Explanation | None:
-    """Explain a failure in which ranks timed out although no recorded call shows which rank was late.
-
-    At fault are the ranks that the timeout message names as missing, or else the ranks that did not fail.
-    """
+    """Explain a failure in which ranks timed out although no recorded call shows which rank was late."""
     failing_ranks = [failure.rank for failure in context.judgement.failures if failure.status not in _KILL_SIGNALS]
     named_ranks = [int(rank) for rank in (message["absent"] or "").split(", ") if rank]
     late = tuple(named_ranks or [rank.rank for rank in context.evidence.ranks if rank.rank not in failing_ranks])

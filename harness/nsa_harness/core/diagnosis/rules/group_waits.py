@@ -94,10 +94,7 @@ def group_creation_subset(context: DiagnosisContext, waiting: list[Wait], call: 
 
 
 def _ranks_with_fewer_groups(context: DiagnosisContext, waiting: Sequence[Wait]) -> tuple[int, ...]:
-    """Return the ranks that created fewer process groups than the others.
-
-    Return () if a rank waits for a rank outside a group creation, or if all have created the same number.
-    """
+    """Return the ranks that created fewer process groups than the others."""
     if not {peer for wait in waiting for peer in wait.peers} <= {wait.rank for wait in waiting}:
         return ()
     status_files = {wait.rank: context.status_files.get(wait.rank) for wait in waiting}
@@ -114,10 +111,7 @@ def _ranks_with_fewer_groups(context: DiagnosisContext, waiting: Sequence[Wait])
 def _first_skipped_creation(
     context: DiagnosisContext, waiting: Sequence[Wait], absent_ranks: Sequence[int]
 ) -> Call | None:
-    """Return the first process group creation that an absent rank skipped, or None if there is none.
-
-    Only the first rank of each list is compared.
-    """
+    """Return the first process group creation that an absent rank skipped, or None if there is none."""
     status_files = context.status_files
     waiting_board = status_files.get(waiting[0].rank)
     absent_board = next((status_files[rank] for rank in absent_ranks if rank in status_files), None)
@@ -164,10 +158,7 @@ def _end_of_chain(context: DiagnosisContext, roots: Sequence[tuple[Wait, Call]])
 
 
 def store_given_up(context: DiagnosisContext) -> Explanation | None:
-    """Explain a failure in which a rank timed out while waiting for a store key.
-
-    At the rendezvous, the key belongs to a rank that never arrived. Otherwise, the program itself waits for the key.
-    """
+    """Explain a failure in which a rank timed out while waiting for a store key."""
     first = context.first_failure
     error = first.exception if first and "DistStoreError" in first.text else None
     if first is None or first.rank is None or error is None:
@@ -344,10 +335,7 @@ def _wait_facts(wait: Wait | None) -> Facts | None:
 
 
 def unacknowledged_sockets(evidence: Evidence) -> Iterator[tuple[int, Socket]]:
-    """Yield the rank and the socket of each connection whose peer left data unacknowledged between two snapshots.
-
-    Only connections with retransmits count.
-    """
+    """Yield the rank and the socket of each connection whose peer left data unacknowledged between two snapshots."""
     snapshots = [
         {
             (rank.rank, socket.inode): socket

@@ -35,10 +35,7 @@ from nsa_harness.core.verdict.wait import ChildWait, Wait, WaitKind
 def _child_wait_where(
     matches: Callable[[ChildWait], bool],
 ) -> Callable[[DiagnosisContext], tuple[Wait, ChildWait] | None]:
-    """Return a function for `@rule_if` that finds a hung child process whose wait satisfies `matches`.
-
-    If a child waits for a child itself, the innermost one counts.
-    """
+    """Return a function for `@rule_if` that finds a hung child process whose wait satisfies `matches`."""
 
     def find(context: DiagnosisContext) -> tuple[Wait, ChildWait] | None:
         waiting = ((root, root.child.deepest) for root in hung_roots(context) if root.child is not None)
@@ -50,10 +47,7 @@ def _child_wait_where(
 def _rank_or_child_in(
     kind: WaitKind,
 ) -> Callable[[DiagnosisContext], tuple[Wait, tuple[int, ...], ChildWait | None] | None]:
-    """Return a function for `@rule_if` that finds a hung rank or child process whose wait is of the given kind.
-
-    It returns the wait of the rank, the ranks in this kind of wait, and the child (None if the rank itself is in it).
-    """
+    """Return a function for `@rule_if` that finds a hung rank or child process whose wait is of the given kind."""
 
     def find(context: DiagnosisContext) -> tuple[Wait, tuple[int, ...], ChildWait | None] | None:
         if own := root_where(lambda root: root.kind is kind, all_matching=True)(context):

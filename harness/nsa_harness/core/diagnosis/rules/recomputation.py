@@ -17,10 +17,7 @@ _CAUSES = (Cause.RANK_CONDITIONAL_COLLECTIVE, Cause.RANK0_ONLY_COLLECTIVE, Cause
 
 
 def _recomputing_rank(context: DiagnosisContext) -> tuple[int, Stack] | None:
-    """Return the only rank that is in a collective of a recomputation, and its stack, or None.
-
-    All other ranks must have left the backward pass, so they have recomputed everything without this call.
-    """
+    """Return the only rank that is in a collective of a recomputation, and its stack, or None."""
     stacks = {
         root.rank: stack
         for root in hung_roots(context)
@@ -36,11 +33,7 @@ def _recomputing_rank(context: DiagnosisContext) -> tuple[int, Stack] | None:
 
 @rule_if(_recomputing_rank)
 def recomputed_collective(context: DiagnosisContext, rank: int, stack: Stack) -> Explanation | None:
-    """Explain a hang in which one rank calls a collective that the other ranks did not call, in a recomputation.
-
-    The explanation is the one that compares the calls, with the recomputation as its story. Return None if that
-    explanation blames another rank.
-    """
+    """Explain a hang in which one rank calls a collective that the other ranks did not call, in a recomputation."""
     explanation = calls_differ.calls_differ(context)
     if explanation is None or explanation.ranks != (rank,) or explanation.cause not in _CAUSES:
         return None

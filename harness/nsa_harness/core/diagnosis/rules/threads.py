@@ -19,17 +19,8 @@ from nsa_harness.core.diagnosis.context import (
 from nsa_harness.core.diagnosis.explanation import Explanation, rule_if
 from nsa_harness.core.evidence.evidence import Frame, RankSnapshot, Stack
 from nsa_harness.core.evidence.health_samples import PrintedMessage
-from nsa_harness.core.evidence.stacks import (
-    MULTIPROCESSING,
-    awaits_result,
-    awaits_task,
-    is_library,
-    is_poller,
-    is_worker,
-    thread_wait,
-    training_stack,
-    user_frame,
-)
+from nsa_harness.core.evidence.process_pools import MULTIPROCESSING, awaits_result, awaits_task, is_worker
+from nsa_harness.core.evidence.stacks import is_library, is_poller, thread_wait, training_stack, user_frame
 from nsa_harness.core.report import Facts, HangKind, Place
 from nsa_harness.core.verdict.motion import rank_stack
 from nsa_harness.core.verdict.proof import LOOP_SAMPLES, POLLED, loop_lines
@@ -47,10 +38,7 @@ _ENDED_BY_PARTNER = frozenset({WaitKind.LOCK, WaitKind.SLEEP, WaitKind.IO, WaitK
 
 
 def _wait_for_dead_partner(context: DiagnosisContext) -> tuple[Wait, PrintedMessage] | None:
-    """Return the wait of a rank for a dead thread or child process, and its last message, or None if there is none.
-
-    A thread did not cause the wait if another function should end it, in a thread that is alive.
-    """
+    """Return the wait of a rank for a dead thread or child process, and its last message, or None if there is none."""
     waiting = (root for root in hung_roots(context) if root.kind in _ENDED_BY_PARTNER and root.child is None)
     # A traceback without the name of a thread or child may be one that the program caught and printed.
     deaths = (
