@@ -113,12 +113,7 @@ def difference_of_stacks(timelines: Mapping[int, Timeline]) -> Difference | None
         kind, keys = DifferenceKind.ROOT, {rank: (event.root,) for rank, event in events.items()}
     if len(set(keys.values())) < 2:
         return None
-    return Difference(
-        kind=kind,
-        group=UNKNOWN_GROUP,
-        ranks=minority(keys),
-        entered_events=tuple(events.items()),
-    )
+    return Difference(kind=kind, group=UNKNOWN_GROUP, ranks=minority(keys), entered_events=tuple(events.items()))
 
 
 def _have_different_roots(roots: Mapping[int, int | None]) -> bool:

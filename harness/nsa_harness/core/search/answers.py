@@ -5,15 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from nsa_harness.core.search.minimal import FailingSet, SetJudge, ranges_without
-from nsa_harness.core.search.question import (
-    BAD,
-    GOOD,
-    AnswerKind,
-    ProbeCache,
-    QuestionKind,
-    SearchAnswer,
-    Subset,
-)
+from nsa_harness.core.search.question import BAD, GOOD, AnswerKind, ProbeCache, QuestionKind, SearchAnswer, Subset
 
 UNTESTED = 0.5  # the probability of a claim that no probe could test, or that other probes contradict
 

@@ -6,15 +6,7 @@ from collections.abc import Iterable, Sequence
 from itertools import combinations
 
 from nsa_harness.core.experiment.statistics import MIN_RATE, RateDifferenceTest, runs_to_show
-from nsa_harness.core.search.question import (
-    BAD,
-    GOOD,
-    AnswerKind,
-    ProbeCache,
-    Purpose,
-    SearchAnswer,
-    Subset,
-)
+from nsa_harness.core.search.question import BAD, GOOD, AnswerKind, ProbeCache, Purpose, SearchAnswer, Subset
 
 _HALF = 0.5  # "each value fails" is concluded after enough runs for a value with this failure rate to have passed
 _MAX_EXCESS_UNJUDGED = 2  # a value may have this many more unjudged than judged launches

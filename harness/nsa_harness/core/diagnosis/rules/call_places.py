@@ -13,11 +13,7 @@ from nsa_harness.core.diagnosis.call_paths import (
     loops_around_any,
 )
 from nsa_harness.core.diagnosis.causes import Cause
-from nsa_harness.core.diagnosis.context import (
-    DiagnosisContext,
-    event_place,
-    program_frames,
-)
+from nsa_harness.core.diagnosis.context import DiagnosisContext, event_place, program_frames
 from nsa_harness.core.evidence.evidence import Frame
 from nsa_harness.core.report import Place
 from nsa_harness.core.source_code.excerpt import Branch, Loop
