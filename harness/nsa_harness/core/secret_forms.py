@@ -16,7 +16,6 @@ from functools import cache, lru_cache
 from itertools import accumulate
 from urllib.parse import unquote
 
-from nsa_harness.core.secret_commands import passwords_in_text, passwords_in_words
 from nsa_harness.core.secret_formats import provider_patterns
 from nsa_harness.core.secret_names import (
     Required,
@@ -29,7 +28,13 @@ from nsa_harness.core.secret_names import (
     required_of,
     words_of,
 )
-from nsa_harness.core.secret_phrases import TAKES_PASSWORD, announced_secrets, cut_at_end
+from nsa_harness.core.secret_phrases import (
+    TAKES_PASSWORD,
+    announced_secrets,
+    cut_at_end,
+    passwords_in_text,
+    passwords_in_words,
+)
 
 VARIABLE = "SECRET_"
 _MAX_CHARS = 4096  # characters of one value

@@ -1,4 +1,4 @@
-"""Rules about memory, refused system resources, idle GPUs, and shutdowns that hang."""
+"""Rules about memory, refused system resources, hidden packages, idle GPUs, and shutdowns that hang."""
 
 from __future__ import annotations
 
@@ -313,4 +313,24 @@ def shutdown_hang(context: DiagnosisContext, root: Wait, ranks: tuple[int, ...])
         ranks=ranks,
         place=place,
         proof=dump_proof(context, root),
+    )
+
+
+@rule_if(first_own_failure)
+def hidden_package(context: DiagnosisContext, first: Failure) -> Explanation | None:
+    """Explain a failed import of a package that a file of the user hides, such as a torch.py beside the script."""
+    error = first.exception
+    hints = error.hints if error else ()
+    file = next((hint.name for hint in hints if hint.kind == "hiding file"), "")
+    if first.kind is FailureKind.LAUNCHER:
+        file = context.evidence.hiding_file
+    if not file:
+        return None
+    return Explanation(
+        cause=Cause.HIDDEN_PACKAGE,
+        evidence=EvidenceKind.RAISED,
+        facts={"file": file, "launcher": error is None},
+        ranks=failed_ranks([first]),
+        place=exception_place(context, first.rank, error) if error else None,
+        proof=(error.proof,) if error else ("output.log",),
     )
