@@ -31,7 +31,7 @@ from lockstep import ZERO_NS, Made, Run, entered, line, rounds, run
 from test_reasons import DROPPED, NET, steps, through, training, went_through
 
 from nsa_harness.core.diagnosis.causes import Cause
-from nsa_harness.core.diagnosis.rules import call_reasons, calls_differ
+from nsa_harness.core.diagnosis.rules import call_places, call_reasons, calls_differ
 from nsa_harness.core.evidence.evidence import (
     Call,
     CaughtException,
@@ -1274,7 +1274,7 @@ def test_a_gather_that_rank_0_adds_between_its_steps_is_its_own() -> None:
 
 # Where the rule is silent.
 
-SOURCE_OF_RULES = inspect.getsource(calls_differ) + inspect.getsource(call_reasons)
+SOURCE_OF_RULES = "".join(map(inspect.getsource, (calls_differ, call_places, call_reasons)))
 CAUSES = {Cause[name] for name in re.findall(r"Cause\.([A-Z0-9_]+)\b", SOURCE_OF_RULES)}
 
 ALL = {

@@ -8,7 +8,7 @@ from textwrap import dedent
 from builders import ALL_REDUCE, USER, board, call, evidence, frame, rank_evidence, rank_snapshot, stalled
 
 from nsa_harness.core.diagnosis.context import DiagnosisContext
-from nsa_harness.core.diagnosis.rules.calls_differ import _difference_place, _iteration_count_origin
+from nsa_harness.core.diagnosis.rules.call_places import _iteration_count_origin, difference_place
 from nsa_harness.core.evidence.evidence import Source
 from nsa_harness.core.report import Place
 from nsa_harness.core.source_code.collection import excerpts, program_sources
@@ -203,6 +203,6 @@ def test_ranks_that_give_a_helper_unlike_shapes_are_told_the_caller_that_made_th
     ranks = [rank_evidence(one.rank, status_file=one.status_file) for one in snapshots]
     seen = replace(evidence(*ranks, snapshots=stalled(*snapshots).snapshots, backend="gloo"), sources=KEPT)
     case = DiagnosisContext(evidence=seen, judgement=judge(seen))
-    place_told = _difference_place(case, next(iter(case.differences)), (0, 1))
+    place_told = difference_place(case, next(iter(case.differences)), (0, 1))
     assert place_told is not None
     assert PROGRAM.splitlines()[(place_told.line or 0) - 1].strip() == 'labels = batch["labels"]'
