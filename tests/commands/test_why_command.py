@@ -174,13 +174,13 @@ def test_an_experiment_that_lets_the_run_go_on_makes_the_answer_certain(
     launched: Launched, stored: Callable[..., str], monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     run_dir = stored(HANG)
-    planned = (experiment(ExperimentKind.UNDO_LEAK, 1), experiment(ExperimentKind.SET_VALUE))
+    planned = (experiment(ExperimentKind.SHARE_GENERATOR, 1), experiment(ExperimentKind.SET_VALUE))
     monkeypatch.setattr(why, "plan_experiments", lambda *_: planned)
     judge_as(monkeypatch, ExperimentResult.FAILED, ExperimentResult.WENT_ON)
     launched.ends = [HANG, HANG, PASS, HANG]
     assert run_command_line(["why", run_dir]) == 0
     assert [recording["experiment"] for recording in launched.recordings] == [
-        None, {"kind": "undo_leak", "line": 3}, {"kind": "set_value", "line": 3}, None,
+        None, {"kind": "share_generator", "line": 3}, {"kind": "set_value", "line": 3}, None,
     ]  # fmt: skip
     out = " ".join(capsys.readouterr().out.split())
     assert "ANSWER value computed from rank-local data at train.py:52 · certain, by experiment (4 runs, 20.0 s)" in out

@@ -160,6 +160,57 @@ def test_a_number_of_the_ranks_own_data_that_decides_is_what_is_not_reduced() ->
     assert first.values[0].values == ((0, "0"), (1, "3"))
 
 
+MOVED = """\
+def moved(h):
+    drift = h.norm()
+    return drift > 0.1
+
+
+
+
+h = load()
+if moved(h):
+    fetch()
+all_reduce(x)
+"""
+
+
+def moving(rank: int, h: object) -> RankRecording:
+    """A rank that fetches if the norm of its own data is large."""
+    drift = 0.05 + rank
+    norm = at(2, reads={"h": h}, writes={"drift": drift})
+    decided = call("moved", norm, at(3, reads={"drift": drift}), arguments={"h": h}, returned=rank == 1)
+    last = at(10, op("recv", returned=False)) if rank else at(11, op(returned=False))
+    return recorded(rank, main(at(8, writes={"h": h}), at(9, decided, reads={"h": h}), last, ended=False))
+
+
+@pytest.mark.parametrize("is_origin", [True, False])
+def test_what_a_function_returns_by_a_number_is_the_origin_unless_a_number_differed_before(is_origin: bool) -> None:
+    data = [Thing(5, "Tensor", f"float32 [8] crc {rank}") if is_origin else 2.5 + rank for rank in range(2)]
+    found = explained(MOVED, *(moving(rank, h) for rank, h in enumerate(data)))
+    returned = next(one for one in found.candidates if one.place.line in (2, 3))
+    assert (returned.kind, returned.name) == (OriginKind.MISSING_REDUCTION, "drift")
+    assert returned.is_provable == is_origin
+
+
+def test_the_first_draw_in_different_states_and_a_hash_are_named_even_if_no_value_leads_from_them() -> None:
+    def drawing(rank: int) -> RankRecording:
+        seeded = at(1, draws=[("random", f"new {rank}", "seed")])
+        key = at(3, call("key", at(12), first_line=11, returned=f"k{rank}"), writes={"key": f"k{rank}"})
+        other = at(4, draws=[("random", f"state {rank}", f"next {rank}")])
+        waits = at(7, op(returned=False)) if rank else at(9, op("barrier", returned=False))
+        return recorded(rank, main(seeded, key, other, waits, ended=False))
+
+    source = (
+        "random.seed(3)\n\nkey = make()\npick()\n\n\nall_reduce()\n\nbarrier()\n\ndef make():\n    return hash(x)\n"
+    )
+    found = explained(source, drawing(0), drawing(1))
+    by_line = {one.place.line: one for one in found.candidates}
+    assert (by_line[12].kind, by_line[12].is_provable) == (OriginKind.HASH_ORDER, True)
+    assert (by_line[4].kind, by_line[4].name) == (OriginKind.RANDOM, "generator:random")
+    assert 1 not in by_line
+
+
 def test_a_counter_that_only_hands_on_a_difference_is_no_candidate() -> None:
     def resumed(rank: int) -> RankRecording:
         step = 3 * rank

@@ -65,14 +65,59 @@ TWICE = """
         if step == other:
             dist.broadcast(x, 0)
 """
+# A file of each rank decides who makes the extra call, so the call is an effect.
+EFFECT = """
+    import pathlib
+    pathlib.Path(f"noise{rank}").write_text(str(rank))
+    for step in range(40):
+        dist.all_reduce(x)
+        noise = int(pathlib.Path(f"noise{rank}").read_text())
+        if noise > 0 and step == 4:
+            counter.add()
+        counter.add()
+        if counter.n % 4 == 0:
+            dist.broadcast(x, 0)
+"""
+COUNTER = """
+class Counter:
+    n = 0
+
+    def add(self):
+        self.n += 1
 
 
-def why(workspace, body: str):
-    (workspace.directory / "train.py").write_text(START + body + END)
+counter = Counter()
+"""
+# Fails in the first runs only, like a race that goes the other way later.
+FLAKY = """
+    import pathlib
+    runs = pathlib.Path("runs")
+    count = len(runs.read_text()) if runs.exists() else 0
+    dist.barrier()
+    if rank == 0:
+        runs.write_text("x" * (count + 1))
+    limit = 5.5 + (rank if count < FAILURES else 0)
+    for step in range(30):
+        dist.all_reduce(x)
+        if step > limit:
+            dist.broadcast(x, 0)
+"""
+DATABASE = """
+    import sqlite3
+    sqlite3.connect("shared.db").close()
+"""
+
+
+def why(workspace, body: str, before: str = ""):
+    (workspace.directory / "train.py").write_text(before + START + body + END)
     failed = workspace.harness("run", "--script", "train.py")
     assert failed.outcome["verdict"] == "HANG"
     ran = workspace.harness("why", str(failed.run_dir))
     return ran, json.loads((ran.run_dir / "why.json").read_text())
+
+
+def said(ran) -> str:
+    return " ".join(ran.out.split())
 
 
 def experiments(answer) -> list[tuple[str, str]]:
@@ -105,3 +150,32 @@ def test_a_second_cause_is_no_proof_of_the_first(workspace):
     _, answer = why(workspace, TWICE)
     assert answer["result"] not in ("certain", "decision")
     assert "second_cause" in {proof for _, proof in experiments(answer)}
+
+
+@pytest.mark.slow
+def test_an_extra_call_that_is_only_an_effect_is_no_proven_origin(workspace):
+    ran, answer = why(workspace, EFFECT, COUNTER)
+    assert answer["result"] == "decision", said(ran)
+    assert ("undo_leak", "decision") in experiments(answer)
+    assert "this proves the decision, not its origin" in said(ran)
+
+
+@pytest.mark.slow
+def test_a_race_is_told_with_its_rate(workspace):
+    ran, answer = why(workspace, FLAKY.replace("FAILURES", "2"))
+    assert (answer["result"], experiments(answer)[-1][1]) == ("likely", "race"), said(ran)
+    assert "The program fails only sometimes (1 of 2 recorded runs), so a run that goes on proves nothing." in said(ran)
+
+
+@pytest.mark.slow
+def test_a_program_whose_second_run_passes_gets_no_experiment(workspace):
+    ran, answer = why(workspace, FLAKY.replace("FAILURES", "1"))
+    assert (answer["result"], experiments(answer)) == ("passed", []), said(ran)
+    assert "NOT REPEATED 0 of 2 recorded runs failed in this way" in said(ran)
+
+
+@pytest.mark.slow
+def test_a_program_that_writes_to_a_database_gets_no_experiment(workspace):
+    ran, answer = why(workspace, DATABASE + MEASURED)
+    assert (answer["result"], experiments(answer)) == ("likely", []), said(ran)
+    assert "the program uses the database shared.db; no experiment is made without --experiment" in said(ran)

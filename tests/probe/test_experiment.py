@@ -113,6 +113,7 @@ main()
 
 
 STATE = f"""{RANK}
+import types
 armed = []
 class Slots:
     __slots__ = ("bad",)
@@ -179,7 +180,7 @@ slots.bad = rank
 number, mapping, keyed = Number(rank), Mapping(bad=rank), {{"ok": rank}}
 hostile = {{Number(3): rank, 7: rank}}
 lists, text, nothing = [rank, {{"x": (rank, rank)}}], "s" * (rank + 1), None
-top, key = rank, 'ok'
+top, key, space = rank, 'ok', types.SimpleNamespace(bad=rank)
 armed.append(1)
 done = True #at
 armed.clear()
@@ -192,6 +193,7 @@ armed.clear()
         (name("slots", "bad"), "slots.bad"),
         (name("State", "seen"), "State.seen"),
         (name("guarded", "bad"), "guarded.bad"),
+        (name("space", "bad"), "space.bad"),
         (name("reading", "bad"), "object.__getattribute__(reading, 'bad')"),
         (name("top"), "top"),
         (name("lists", 0), "lists[0]"),
@@ -495,3 +497,47 @@ print(buffer.tolist())
     outputs, events = ranks.run(program, {"kind": "undo", "path": name("buffer"), "ranks": []})
     assert outputs[0] == outputs[1]
     assert told(events) == [("changed", 1, "")]
+
+
+@pytest.mark.parametrize(
+    ("maker", "draw"),
+    [
+        ("random.Random(3)", "g.random()"),
+        ("numpy.random.default_rng(3)", "g.random()"),
+        ("numpy.random.RandomState(3)", "g.rand()"),
+        ("torch.Generator().manual_seed(3)", "torch.rand((), generator=g)"),
+    ],
+)
+def test_the_draws_of_an_extra_call_from_a_generator_of_the_program_are_undone(
+    ranks: Ranks, maker: str, draw: str
+) -> None:
+    program = f"""{RANK}
+import random, numpy, torch
+g = {maker}
+def show():
+    print({draw} > 2) #at
+if rank == 1:
+    show() #call
+print(float({draw}))
+"""
+    outputs, events = ranks.run(program, {"kind": "undo", "path": name("g"), "ranks": []})
+    assert outputs[0] == outputs[1].splitlines()[-1]
+    assert told(events) == [("changed", 1, "")]
+
+
+def test_a_generator_of_the_programs_own_class_is_not_touched(ranks: Ranks) -> None:
+    program = f"""{RANK}
+import random
+class Odd(random.Random):
+    def getstate(self): print("ran")
+    def setstate(self, state): print("ran")
+g = Odd(3)
+def show():
+    g.random() #at
+if rank == 1:
+    show() #call
+print("end")
+"""
+    outputs, events = ranks.run(program, {"kind": "undo", "path": name("g"), "ranks": []})
+    assert outputs == ["end", "end"]
+    assert told(events) == [("refused", 1, "type")]

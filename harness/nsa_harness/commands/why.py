@@ -91,6 +91,7 @@ _PROOFS = {
     ExperimentResult.FAILED: Proof.DROPPED,
     ExperimentResult.SECOND_CAUSE: Proof.SECOND_CAUSE,
     ExperimentResult.RACE: Proof.RACE,
+    ExperimentResult.INCONCLUSIVE: Proof.OTHERWISE,
 }
 _OBSERVES = ("watch", "attach", "read")  # commands whose runs cannot be launched again
 _OLDEST_PYTHON = (3, 11)
@@ -245,7 +246,8 @@ def _refuse_observed(run: RunDir) -> None:
     if observer is not None:
         raise UsageError(
             f"why {run.path}: `nsa-harness {observer}` only observed this job, so it cannot be launched again; run the"
-            " program with `nsa-harness run FILE.py --ranks N`, and ask for that run"
+            " program with `nsa-harness run FILE.py --ranks N`, and ask for that run (a program that starts its ranks"
+            " itself, as with mp.spawn, cannot be recorded: let torchrun start them)"
         )
 
 
@@ -371,7 +373,13 @@ class _Inquiry:
         if report.is_flaky or {run.proof for run in report.runs} & {*SUCCESSES}:
             return None
         tried = len(report.runs) - len(report.recorded_runs)
+        if any(run.proof is Proof.SECOND_CAUSE for run in report.runs) and self._are_decisions(tried):
+            return None  # the second cause lies behind the decision, too
         return tried + 1 if tried < len(self.planned) else None
+
+    def _are_decisions(self, tried: int) -> bool:
+        """Return whether the experiments from this number on test only the decision of the ranks."""
+        return all(planned.is_of_decision for planned in self.planned[tried:])
 
     def _progress(self, config: int) -> str:
         number = f"run {len(self.report.runs) + 1} of at most {self.report.max_runs}"
@@ -461,9 +469,11 @@ class _Inquiry:
             self.success = judgement
             return replace(run, proof=Proof.ORIGIN if planned.proves_origin else Proof.DECISION)
         proof = _PROOFS.get(judgement.result, Proof.NONE)
-        if proof is Proof.DROPPED and planned.is_of_decision:
-            proof = Proof.NONE  # the change says nothing against a candidate
-        return replace(run, proof=proof, next_place=judgement.next_place)
+        if proof is Proof.DROPPED and (planned.is_of_decision or planned.kind is ExperimentKind.UNDO_LEAK):
+            proof = Proof.NONE  # no candidate is tested, or another extra call may have the same effect
+        reasons = sorted({reason for _, reason in judgement.refused if reason})
+        reason = ", ".join(reasons) if judgement.result is ExperimentResult.NOT_MADE else ""
+        return replace(run, proof=proof, next_place=judgement.next_place, reason=reason)
 
     def _changed_place(self, planned: PlannedExperiment) -> Place:
         """Return the statement around which an experiment makes its change: for a leak, the extra call."""

@@ -26,6 +26,8 @@ _PLAIN = (int, float, bool, str, bytes, complex, type(None))
 _CONTAINERS = (list, tuple, dict)
 _NUMPY_SCALARS = ("float64", "float32", "int64", "int32", "bool")
 _OPTIMIZED = 1  # the flag of a code object whose locals are not stored in a dictionary
+_DICTIONARIES = (types.GetSetDescriptorType, types.MemberDescriptorType)  # of instances: SimpleNamespace has the latter
+_BIT_GENERATORS = ("PCG64", "PCG64DXSM", "MT19937", "Philox", "SFC64")
 ABSENT = object()  # the value of a name that does not exist
 
 
@@ -139,8 +141,8 @@ def _attribute(base: Any, name: str) -> Holder:
 
 def plain_attributes(value: Any) -> dict[str, Any] | None:
     """Return the dictionary of an instance, or None if reading it could run the program's code."""
-    descriptor = _class_attribute(value, "__dict__")
-    if type(value) is not types.ModuleType and type(descriptor) is not types.GetSetDescriptorType:
+    descriptor = type(_class_attribute(value, "__dict__"))
+    if type(value) is not types.ModuleType and not is_one_of(descriptor, _DICTIONARIES):
         return None
     attributes = object.__getattribute__(value, "__dict__")
     return attributes if type(attributes) is dict else None
@@ -246,8 +248,17 @@ class TorchOnly:
 def save(value: Any) -> Callable[[Holder], object]:
     """Return a function that later restores this value in its holder. Raise Refusal if that is impossible.
 
-    The content of a list, dict, set or tensor is copied, because the program may change it in place.
+    The content of a list, dict, set or tensor and the state of a random generator are copied, because the program may
+    change them in place.
     """
+    put_back = _saved_state(value)
+    if put_back is not None:
+
+        def restore_generator(holder: Holder) -> None:
+            put_back()
+            holder.write(value)
+
+        return restore_generator
     if value is ABSENT or is_one_of(type(value), (*_PLAIN, tuple, *_numpy_scalars())):
         return lambda holder: holder.write(value)
     if is_one_of(type(value), (list, dict, set)):
@@ -272,6 +283,30 @@ def save(value: Any) -> Callable[[Holder], object]:
         holder.write(value)
 
     return restore_tensor
+
+
+def _saved_state(value: Any) -> Callable[[], object] | None:
+    """Return a function that puts a random generator back into its present state, or None for any other value.
+
+    Only generators of exactly the types of the libraries count, so that no method of the program runs.
+    """
+    random, numpy, torch = (sys.modules.get(name) for name in ("random", "numpy.random", "torch"))
+    cls: Any = type(value)
+    if random is not None and cls is random.Random:
+        state = cls.getstate(value)
+        return lambda: cls.setstate(value, state)
+    if numpy is not None and cls is numpy.RandomState:
+        state = value.get_state()
+        return lambda: value.set_state(state)
+    if numpy is not None and cls is numpy.Generator:
+        bits = value.bit_generator
+        if is_one_of(type(bits), [getattr(numpy, name) for name in _BIT_GENERATORS if hasattr(numpy, name)]):
+            state = bits.state
+            return lambda: setattr(bits, "state", state)
+    if torch is not None and cls is torch.Generator and value.device.type == "cpu":
+        state = value.get_state()
+        return lambda: value.set_state(state)
+    return None
 
 
 def _numpy_scalars() -> tuple[type, ...]:

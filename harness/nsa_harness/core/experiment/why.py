@@ -52,6 +52,7 @@ class Proof(StrEnum):
     DROPPED = "dropped"  # the run failed nevertheless: the candidate is not the origin
     SECOND_CAUSE = "second_cause"  # the run got past the point, and then failed somewhere else
     RACE = "race"  # the run also goes on without the change, so it proves nothing
+    OTHERWISE = "otherwise"  # with the change, the run failed in another way, which proves nothing
     NONE = "none"  # the change could not be made, or the run could not be judged
 
 
@@ -88,6 +89,7 @@ class WhyRun:
     name: str = ""  # the variable that the experiment sets
     next_place: Place | None = None  # where the ranks stopped after the point that the experiment let them pass
     proof: Proof = Proof.NONE
+    reason: str = ""  # why the change could not be made
 
 
 @dataclass(frozen=True, kw_only=True)

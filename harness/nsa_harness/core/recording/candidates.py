@@ -13,7 +13,7 @@ from nsa_harness.core.recording.alignment import Alignment, Parting, Row
 from nsa_harness.core.recording.communications import Shared, left_out
 from nsa_harness.core.recording.division import Judged, is_consequence, own_exceptions
 from nsa_harness.core.recording.explanation import Candidate, OriginKind, RankValues
-from nsa_harness.core.recording.first_differences import first_differences
+from nsa_harness.core.recording.first_differences import first_differences, first_drifts
 from nsa_harness.core.recording.origin import is_number, kind_of
 from nsa_harness.core.recording.recording import Value
 from nsa_harness.core.recording.slicing import Slicer, Step, differs
@@ -26,7 +26,11 @@ MOST = 8  # candidates that an explanation lists
 _NEAR = 2  # lines: two candidates so near to each other are one
 _BORING = (OriginKind.RANK, OriginKind.ENVIRONMENT)
 _PROVABLE = (OriginKind.RANDOM, OriginKind.HASH_ORDER, OriginKind.CLOCK, OriginKind.ENVIRONMENT)
+_OWN_DATA = (OriginKind.RANK, OriginKind.ENVIRONMENT, OriginKind.MISSING_REDUCTION, OriginKind.UNKNOWN)
+_MADE_OF_DATA = (OriginKind.RANK, OriginKind.MISSING_REDUCTION)  # the origin only if nothing but a rank's data came in
+_BY_CHANCE = (OriginKind.RANDOM, OriginKind.HASH_ORDER, OriginKind.CLOCK)  # differences without a use that differs
 _OF_ROLE = 4  # most definitions from a condition back to the number of the rank
+_LOGS = re.compile(r"\bisEnabledFor\(|\bgetEffectiveLevel\(")  # a rank that logs more than the others is no fault
 _LATE = re.compile(r"finished reduction in the prior iteration|mark(?:ed)? (?:a variable |as )?ready", re.IGNORECASE)
 
 
@@ -50,7 +54,10 @@ class Candidates:
                 break
             if candidate.place.line and not any(_near(candidate.place, other.place) for other in found):
                 found.append(candidate)
-        return tuple(found)
+        for candidate in self._by_chance():
+            if not any(_near(candidate.place, other.place) and other.is_provable for other in found):
+                found.append(candidate)
+        return tuple(found[: MOST + 2])
 
     def _all(self) -> Iterator[Candidate]:
         yield from self._exceptions()
@@ -77,6 +84,15 @@ class Candidates:
                 kind = kind_of(step, self.traces, pair, self.statements)
                 if kind not in _BORING:
                     yield self._of_step(step, kind, pair, (self.traces[other].rank,))
+
+    def _by_chance(self) -> Iterator[Candidate]:
+        """Yield where the ranks first differed by chance, even if no recorded value leads from there to the failure."""
+        for other in dict.fromkeys((1, len(self.traces) - 1)):
+            pair = (0, other)
+            for step in (*first_differences(self.alignment, pair), *first_drifts(self.alignment, pair)):
+                kind = kind_of(step, self.traces, pair, self.statements)
+                if kind in _BY_CHANCE:
+                    yield replace(self._of_step(step, kind, pair, (self.traces[other].rank,)), chain=())
 
     # Exceptions.
 
@@ -273,8 +289,12 @@ class Candidates:
         for step in steps:
             if not step.is_update and not self._only_returns(step, pair):
                 places.setdefault(self.traces[pair[step.execution[0]]].place(step.execution[1]), step)
-        steps = tuple(places.values())
+        found, steps = steps, tuple(places.values())
         kinds = {step: kind_of(step, self.traces, pair, self.statements) for step in steps}
+        names = {step: step.name for step in steps}
+        for step in steps:
+            if kinds[step] is OriginKind.UNKNOWN and (name := self._own_data(step, pair)) is not None:
+                kinds[step], names[step] = OriginKind.MISSING_REDUCTION, name
         leaks = [step for step in steps if step.is_leak]
         drifts = [step for step in steps if step.is_origin and kinds[step] is OriginKind.RANDOM]
         nearest = [step for step in steps if kinds[step] not in _BORING and not step.is_object]
@@ -293,9 +313,46 @@ class Candidates:
             *nearest[2:4],
             *boring[:1],
         ):
-            yield self._of_step(step, kinds[step], pair, ranks)
+            candidate = replace(self._of_step(step, kinds[step], pair, ranks), name=names[step])
+            is_effect = kinds[step] in _MADE_OF_DATA and self._is_effect(step, found, pair)
+            yield replace(candidate, is_provable=False) if is_effect else candidate
             if step.is_leak and (caller := self._caller(step, pair)) is not None:
                 yield self._candidate(pair[step.execution[0]], caller, OriginKind.LEAK, ranks)
+
+    def _own_data(self, step: Step, pair: tuple[int, int]) -> str | None:
+        """Return the number by which a statement decides or that it returns, "" if tensors decide, or None."""
+        first, second = step.executions
+        if step.name or first is None or second is None:
+            return None
+        side, execution = step.execution
+        statement = self.statements.at(self.traces[pair[side]].place(execution))
+        if not isinstance(statement, ast.If | ast.Return):
+            return None
+        if (values := self._decisive_number([step], pair)) is not None:
+            return values.name
+        names = Slicer(self.alignment, pair).inputs((first, second))
+        reads = dict(self.traces[pair[0]].executions[first].reads)
+        is_by_tensors = names and all(name in reads and reads[name].type == "Tensor" for name in names)
+        return "" if is_by_tensors and isinstance(statement, ast.If) else None
+
+    def _is_effect(self, step: Step, steps: Sequence[Step], pair: tuple[int, int]) -> bool:
+        """Return whether the difference in a step can come from more than the number and the data of a rank.
+
+        `steps`: the whole slice. A number that differs before the step, or an earlier difference of another kind, makes
+        the step an effect.
+        """
+        side, execution = step.execution
+        place = self.traces[pair[side]].place(execution)
+        for other in steps:
+            if other.executions == step.executions or not any(at.executions == step.executions for at in _uses(other)):
+                continue
+            side, execution = other.execution
+            if other.is_leak or kind_of(other, self.traces, pair, self.statements) not in _OWN_DATA:
+                return True
+            is_near = _near(place, self.traces[pair[side]].place(execution))
+            if not is_near and self._decisive_number([other], pair) is not None:
+                return True
+        return False
 
     def _is_choice(self, step: Step, pair: tuple[int, int]) -> bool:
         side, execution = step.execution
@@ -345,7 +402,7 @@ class Candidates:
         """
         side, execution = step.execution
         trace = self.traces[pair[side]]
-        if kind is OriginKind.MISSING_REDUCTION:
+        if kind in _MADE_OF_DATA:
             return not any(execution == owner or execution in trace.outer(owner) for owner in trace.owners)
         if kind is not OriginKind.LEAK:
             return kind in _PROVABLE
@@ -356,7 +413,8 @@ class Candidates:
         named = [cause for cause in slicer.slice(parting[0]) if cause.name and not cause.is_object]
         if named:
             return all(kind_of(cause, self.traces, pair, self.statements) in _BORING for cause in named)
-        return names_rank(self.statements.header(trace.place(parting[0][side])))
+        header = self.statements.header(trace.place(parting[0][side]))
+        return names_rank(header) or _LOGS.search(header) is not None
 
     def _caller(self, step: Step, pair: tuple[int, int]) -> int | None:
         side, execution = step.execution
@@ -463,6 +521,14 @@ class Candidates:
             caller=caller,
             is_provable=False,
         )
+
+
+def _uses(step: Step) -> Iterator[Step]:
+    """Yield the steps from a definition to the division."""
+    follower = step.previous
+    while follower is not None:
+        yield follower
+        follower = follower.previous
 
 
 def _innermost_raise(trace: Trace, execution: int) -> int:

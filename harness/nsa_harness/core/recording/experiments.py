@@ -41,11 +41,13 @@ def plan_experiments(explanation: Explanation, sources: Mapping[str, str]) -> tu
         planned
         for index, candidate in enumerate(explanation.candidates)
         if candidate.place.file is not None and candidate.place.line is not None
-        if not _is_normal_difference(candidate, explanation.candidates)
+        if not _is_normal_difference(candidate, explanation)
         for planned in _for_candidate(index, candidate, division, sources)
     ]
     origins = [_without_downstream_proof(planned, origins, explanation.candidates) for planned in origins]
-    origins.sort(key=lambda planned: (not planned.proves_origin, order.index(planned.kind)))
+    # A difference by chance from which no recorded value leads to the failure has no chain, and is tested last.
+    chains = [candidate.chain for candidate in explanation.candidates]
+    origins.sort(key=lambda one: (not one.proves_origin, not chains[one.candidate], order.index(one.kind)))
     origins = origins[:MAX_OF_ORIGIN]
     decisions = [] if division is None or division.place.file is None else _for_decision(division, sources)
     unique: dict[str, PlannedExperiment] = {}
@@ -54,7 +56,7 @@ def plan_experiments(explanation: Explanation, sources: Mapping[str, str]) -> tu
     return tuple(unique.values())
 
 
-def _is_normal_difference(candidate: Candidate, candidates: Sequence[Candidate]) -> bool:
+def _is_normal_difference(candidate: Candidate, explanation: Explanation) -> bool:
     """Return whether the ranks rightly differ in a candidate, as in their data and in the draws for the data.
 
     Equal data would remove every difference, and so prove nothing. Data are containers and tensors. A draw is for the
@@ -62,8 +64,11 @@ def _is_normal_difference(candidate: Candidate, candidates: Sequence[Candidate])
     """
     if candidate.kind is OriginKind.LEAK:
         return False
-    texts = [text for value in candidate.values if value.name == candidate.name for _, text in value.values]
-    if candidate.kind is not OriginKind.HASH_ORDER and not all(map(_is_scalar, texts)):
+    candidates, division = explanation.candidates, explanation.division
+    shown = [*candidate.values, *(division.values if division else ())]
+    texts = [text for value in shown if value.name == candidate.name for _, text in value.values]
+    is_known = bool(texts) or not candidate.name or candidate.name.startswith(_GENERATOR)
+    if candidate.kind is not OriginKind.HASH_ORDER and not (is_known and all(map(_is_scalar, texts))):
         return True
     seeds = candidate.kind is OriginKind.RANDOM or "seed" in candidate.name.lower()
     later = {(place.file, place.line) for place, _ in candidate.chain[1:]}
@@ -137,9 +142,14 @@ def _for_candidate(
     elif candidate.kind is OriginKind.HASH_ORDER:
         yield replace(plan(ExperimentKind.FIX_HASH_SEED), env=(("PYTHONHASHSEED", "0"),))
     if path and candidate.kind not in _NOT_VALUES and not any(_is_rank_number(value, path) for value in values):
-        is_after = statement is not None and statement.assigns(candidate.name)
+        is_after = statement is not None and any(map(statement.assigns, _prefixes(candidate.name)))
         is_temporary = not is_after and _only_decides(statement)
         yield plan(ExperimentKind.SET_VALUE, name=candidate.name, is_after=is_after, is_temporary=is_temporary)
+    elif candidate.kind is OriginKind.MISSING_REDUCTION and candidate.is_provable and _only_decides(statement):
+        ways = [rank for rank in _involved_ranks(candidate, division) if rank not in candidate.ranks] or [0]
+        others = tuple(rank for rank in _involved_ranks(candidate, division) if rank != ways[0])
+        force = partial(plan, ExperimentKind.FORCE_BRANCH, reference=ways[0], ranks=others)
+        yield force(occurrence=candidate.occurrence)
 
 
 def _callers(caller: Place, sources: Mapping[str, str]) -> list[Place]:
@@ -160,7 +170,8 @@ def _for_decision(division: Division, sources: Mapping[str, str]) -> Iterator[Pl
     plan = partial(_planned, 0, division.place, proves_origin=False, is_of_decision=True)
     for value in division.values:
         path = path_of(value.name)
-        if path and len({text for _, text in value.values}) > 1 and not _is_rank_number(value, path):
+        texts = {text for _, text in value.values}
+        if path and len(texts) > 1 and all(map(_is_scalar, texts)) and not _is_rank_number(value, path):
             reference, others = _reference((value,), ranks)
             is_temporary = _only_decides(statement)
             yield plan(
@@ -261,6 +272,13 @@ def _reference(values: Sequence[RankValues], ranks: tuple[int, ...]) -> tuple[in
     counts = Counter(text for _, text in pairs)
     reference = min(pairs, key=lambda pair: (-counts[pair[1]], pair[0]))[0] if pairs else involved[0]
     return reference, tuple(rank for rank in involved if rank != reference)
+
+
+def _prefixes(name: str) -> Iterator[str]:
+    """Yield a name such as "cfg.train.steps" and the names of the objects that hold it: "cfg.train" and "cfg"."""
+    yield name
+    while (name := name.rpartition(".")[0]) and name != "self":
+        yield name
 
 
 _NOT_VALUES = (OriginKind.EXCEPTION, OriginKind.CALL, OriginKind.HASH_ORDER, OriginKind.LEAK)

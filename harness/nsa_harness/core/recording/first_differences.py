@@ -22,9 +22,41 @@ def first_differences(alignment: Alignment, pair: Pair) -> Iterator[Step]:
         if place in seen:
             continue
         name = _written(first.executions[executions[0]], second.executions[executions[1]])
-        if name and not slicer.inputs(executions) and not _calls_differ(slicer, executions):
+        if (
+            (name or _returned(alignment, pair, executions))
+            and not slicer.inputs(executions)
+            and not _calls_differ(slicer, executions)
+        ):
             seen.add(place)
             yield Step(executions, name, None, 0, is_origin=True)
+
+
+def first_drifts(alignment: Alignment, pair: Pair) -> Iterator[Step]:
+    """Yield the first statement of each random generator that drew from it in different states.
+
+    A statement after which the states are equal has only seeded the generator.
+    """
+    seen = set()
+    first, second = (alignment.traces[number].executions for number in pair)
+    for ours, theirs in sorted((row[pair[0]], row[pair[1]]) for row in alignment.rows if {*pair} <= row.keys()):
+        others = {name: states for name, *states in second[theirs].draws}
+        for name, before, after in first[ours].draws:
+            states = others.get(name, [before, after])
+            if name not in seen and states[0] != before and states[1] != after:
+                seen.add(name)
+                yield Step((ours, theirs), f"generator:{name}", None, 0, is_origin=True)
+
+
+def _returned(alignment: Alignment, pair: Pair, executions: Executions) -> bool:
+    """Return whether these statements ended calls that returned different values."""
+    results = []
+    for number, execution in zip(pair, executions, strict=True):
+        trace = alignment.traces[number]
+        activation = trace.activation_of[execution]
+        if trace.members[activation][-1] != execution or (value := trace.activations[activation].returned) is None:
+            return False
+        results.append(value)
+    return differs(*results)
 
 
 def _written(ours: Execution, theirs: Execution) -> str:

@@ -26,6 +26,7 @@ _PROOFS = {
     Proof.DROPPED: "failed nevertheless: not the origin",
     Proof.SECOND_CAUSE: "got past this point, and failed somewhere else",
     Proof.RACE: "the program also goes on without this change",
+    Proof.OTHERWISE: "failed in another way, so it shows nothing",
     Proof.NONE: "shows nothing",
 }
 _RECORDED = {
@@ -77,7 +78,8 @@ def run_lines(report: WhyReport, width: int) -> Iterator[str]:
     verdict, _, rest = run.end.partition(" · ")
     what = "experiment" if run.experiment else "recorded"
     row = f"{len(report.runs):>3}  {what:<10}  {verdict:<5} {words.seconds(run.wall_s):>7}"
-    shown = f"{run.change}: {_PROOFS[run.proof]}" if run.experiment else _RECORDED[run.result]
+    refused = f", because the change could not be made ({run.reason})" if run.reason else ""
+    shown = f"{run.change}: {_PROOFS[run.proof]}{refused}" if run.experiment else _RECORDED[run.result]
     yield from beside_or_below(row, f"   {shown}{'' if run.experiment or not rest else f' ({rest})'}", width, " " * 5)
 
 
