@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from nsa_harness import __version__, protocol
+from nsa_harness import __version__
 from nsa_harness.commands.experiment import Experiment, experiment_in
 from nsa_harness.commands.run import judge_attempts
 from nsa_harness.commands.session import INTERRUPTED
@@ -47,11 +47,11 @@ from nsa_harness.core.recording.explanation import (
     Explanation,
     PlannedExperiment,
 )
-from nsa_harness.core.recording.judgement import Judgement, judge_experiment, read_events, with_control
+from nsa_harness.core.recording.judgement import is_same_stop, judge_experiment
 from nsa_harness.core.recording.patch import patch, place_to_change
 from nsa_harness.core.recording.recording import RankRecording
 from nsa_harness.core.recording.side_effects import side_effects
-from nsa_harness.core.report import HangKind, Outcome, Place, Status
+from nsa_harness.core.report import HangKind, Outcome, Status
 from nsa_harness.errors import UsageError
 from nsa_harness.render import answer
 from nsa_harness.render.experiments import why as shown
@@ -71,7 +71,7 @@ from nsa_harness.supervisor.launch.machine import machine_facts
 from nsa_harness.supervisor.storage.adapters import type_adapter
 from nsa_harness.supervisor.storage.explanations import program_texts, stored_explanation
 from nsa_harness.supervisor.storage.record import load_spec, read_record
-from nsa_harness.supervisor.storage.recordings import load_recordings
+from nsa_harness.supervisor.storage.recordings import load_experiment_events, load_recordings
 from nsa_harness.supervisor.storage.rundir import AttemptDir, RunDir, RunOptions, find_run, refuse_if_running
 from nsa_harness.supervisor.storage.sources import stored_sources, text_as_launched
 from nsa_harness.texts import why as texts
@@ -182,7 +182,7 @@ def print_patch(request: WhyRequest) -> int:
         raise UsageError(f"--patch {run.path}: no experiment let the run go on, so there is no change to print")
     kind, candidates = ExperimentKind(proved.experiment), report.explanation.candidates if report.explanation else ()
     candidate = candidates[proved.candidate] if proved.candidate is not None and candidates else None
-    place = place_to_change(kind, proved.place, candidate)
+    place = proved.place
     diff = patch(kind, place, proved.name, candidate, text_as_launched(place.file or "", None), str(Path.cwd()))
     if diff is None:
         raise UsageError(
@@ -340,7 +340,6 @@ class _Inquiry:
     journal: TrialJournal
     recordings: Sequence[RankRecording] = ()  # of the recorded run that failed as before
     planned: tuple[PlannedExperiment, ...] = ()
-    success: Judgement | None = None  # of the experiment that let the ranks go on
 
     def carry_out(self) -> int:
         """Launch runs until the question is answered, and return the exit code."""
@@ -424,13 +423,10 @@ class _Inquiry:
 
     def _check_control(self, outcome: Outcome) -> None:
         """Withdraw the proof of the latest experiment if the control run after it did not fail in the same way."""
-        explanation, judgement, control = self.report.explanation, self.success, self.report.runs[-1]
-        if explanation is None or judgement is None:
-            return
-        if control.result is not RunResult.SAME:
-            judgement = with_control(judgement, explanation, self._explanation(outcome))
-        if judgement.result is ExperimentResult.RACE:
-            *before, tried, _ = self.report.runs
+        *before, tried, control = self.report.runs
+        explanation, again = self.report.explanation, self._explanation(outcome)
+        is_same = explanation is not None and again is not None and is_same_stop(explanation, again)
+        if control.result is not RunResult.SAME and not is_same:
             self.report = replace(self.report, runs=(*before, replace(tried, proof=Proof.RACE), control))
 
     def _explain(self, outcome: Outcome) -> None:
@@ -451,22 +447,21 @@ class _Inquiry:
 
     def _experiment_run(self, run: WhyRun, planned: PlannedExperiment, outcome: Outcome) -> WhyRun:
         """Return the run of an experiment with what it proves."""
+        explanation, attempt = self.report.explanation, self._attempt(outcome)
+        candidate = explanation.candidates[planned.candidate] if explanation and explanation.candidates else None
         run = replace(
             run, experiment=planned.kind.value, change=texts.change_text(planned), candidate=planned.candidate,
-            place=self._changed_place(planned), name=planned.name,
+            place=place_to_change(planned.kind, planned.place, candidate), name=planned.name,
         )  # fmt: skip
-        explanation, attempt = self.report.explanation, self._attempt(outcome)
         if explanation is None or run.result is RunResult.UNJUDGED:
             return run
         recordings, _ = load_recordings(attempt, self.question.spec.ranks)
-        records = attempt.directory.list_files(attempt.probe_files, protocol.EXPERIMENT.format(pid="*"))
         judgement = judge_experiment(
             planned, explanation, self.recordings, recordings,
-            events=[event for path in records for event in read_events(attempt.directory.read_records(path))],
+            events=load_experiment_events(attempt, self.question.spec.ranks),
             new_explanation=self._explanation(outcome), passed=run.result is RunResult.PASSED,
         )  # fmt: skip
         if judgement.result is ExperimentResult.WENT_ON:
-            self.success = judgement
             return replace(run, proof=Proof.ORIGIN if planned.proves_origin else Proof.DECISION)
         proof = _PROOFS.get(judgement.result, Proof.NONE)
         if proof is Proof.DROPPED and (planned.is_of_decision or planned.kind is ExperimentKind.UNDO_LEAK):
@@ -474,12 +469,6 @@ class _Inquiry:
         reasons = sorted({reason for _, reason in judgement.refused if reason})
         reason = ", ".join(reasons) if judgement.result is ExperimentResult.NOT_MADE else ""
         return replace(run, proof=proof, next_place=judgement.next_place, reason=reason)
-
-    def _changed_place(self, planned: PlannedExperiment) -> Place:
-        """Return the statement around which an experiment makes its change: for a leak, the extra call."""
-        explanation = self.report.explanation
-        caller = explanation.candidates[planned.candidate].caller if explanation else None
-        return caller if caller is not None and planned.kind is ExperimentKind.UNDO_LEAK else planned.place
 
     def _write(self) -> None:
         run = self.experiment.session.run

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
@@ -96,31 +96,11 @@ def judge_experiment(
     )
 
 
-def with_control(judgement: Judgement, explanation: Explanation, control: Explanation | None) -> Judgement:
-    """Return the judgement after a control run, which is the experiment without its change.
-
-    `control` is None if the control run passed. If it did not stop as the run that failed, the success of the
-    experiment shows nothing, and the failure is a race.
-    """
-    is_success = judgement.result is ExperimentResult.WENT_ON
-    if is_success and (control is None or not is_same_stop(explanation, control)):
-        return replace(judgement, result=ExperimentResult.RACE)
-    return judgement
-
-
 def is_same_stop(explanation: Explanation, other: Explanation) -> bool:
     """Return whether two runs stopped in the same way: the same division, or else the same ranks at the same lines."""
     if explanation.division is not None and other.division is not None:
         return _position(explanation.division.place) == _position(other.division.place)
     return _ends(explanation) == _ends(other)
-
-
-def failure_rate(explanation: Explanation, runs: Sequence[Explanation | None]) -> tuple[int, int]:
-    """Return in how many of `runs` the ranks stopped as in `explanation`, and the number of runs.
-
-    A run that passed is None. If some runs stop in this way and others do not, the failure is a race.
-    """
-    return sum(run is not None and is_same_stop(explanation, run) for run in runs), len(runs)
 
 
 def _success(planned: PlannedExperiment, changes: Sequence[int], explanation: Explanation) -> ExperimentResult:
