@@ -193,22 +193,26 @@ def test_what_a_function_returns_by_a_number_is_the_origin_unless_a_number_diffe
     assert returned.is_provable == is_origin
 
 
-def test_the_first_draw_in_different_states_and_a_hash_are_named_even_if_no_value_leads_from_them() -> None:
+def test_an_extra_draw_and_a_hash_are_named_even_if_no_value_leads_from_them() -> None:
     def drawing(rank: int) -> RankRecording:
-        seeded = at(1, draws=[("random", f"new {rank}", "seed")])
-        key = at(3, call("key", at(12), first_line=11, returned=f"k{rank}"), writes={"key": f"k{rank}"})
-        other = at(4, draws=[("random", f"state {rank}", f"next {rank}")])
-        waits = at(7, op(returned=False)) if rank else at(9, op("barrier", returned=False))
-        return recorded(rank, main(seeded, key, other, waits, ended=False))
+        extra = (
+            [at(3, call("preview", at(18, draws=[("random", "seed", "drawn")]), first_line=17))] if rank == 0 else []
+        )
+        draw = at(7, draws=[("random", "seed" if rank else "drawn", f"next {rank}")])
+        key = at(8, call("key", at(15), first_line=14, returned=f"k{rank}"), writes={"key": f"k{rank}"})
+        waits = at(10, op(returned=False)) if rank else at(11, op("barrier", returned=False))
+        seed = at(1, draws=[("random", f"new {rank}", "seed")])
+        return recorded(rank, main(seed, at(2, reads={"rank": rank}), *extra, draw, key, at(9), waits, ended=False))
 
-    source = (
-        "random.seed(3)\n\nkey = make()\npick()\n\n\nall_reduce()\n\nbarrier()\n\ndef make():\n    return hash(x)\n"
+    source = "seed(3)\nif rank == 0:\n    preview()\n\n\n\npick()\nkey = make()\nx = 1\nall_reduce()\nbarrier()\n\n\n"
+    found = explained(
+        f"{source}def make():\n    return hash(x)\n\ndef preview():\n    pick()\n", drawing(0), drawing(1)
     )
-    found = explained(source, drawing(0), drawing(1))
     by_line = {one.place.line: one for one in found.candidates}
-    assert (by_line[12].kind, by_line[12].is_provable) == (OriginKind.HASH_ORDER, True)
-    assert (by_line[4].kind, by_line[4].name) == (OriginKind.RANDOM, "generator:random")
-    assert 1 not in by_line
+    assert (by_line[15].kind, by_line[15].is_provable) == (OriginKind.HASH_ORDER, True)
+    assert (by_line[18].kind, by_line[18].name, by_line[18].is_provable) == (OriginKind.LEAK, "generator:random", True)
+    assert by_line[18].caller is not None
+    assert by_line[18].caller.line == 3
 
 
 def test_a_counter_that_only_hands_on_a_difference_is_no_candidate() -> None:

@@ -13,7 +13,7 @@ from nsa_harness.core.recording.alignment import Alignment, Parting, Row
 from nsa_harness.core.recording.communications import Shared, left_out
 from nsa_harness.core.recording.division import Judged, is_consequence, own_exceptions
 from nsa_harness.core.recording.explanation import Candidate, OriginKind, RankValues
-from nsa_harness.core.recording.first_differences import first_differences, first_drifts
+from nsa_harness.core.recording.first_differences import extra_draws, first_differences
 from nsa_harness.core.recording.origin import is_number, kind_of
 from nsa_harness.core.recording.recording import Value
 from nsa_harness.core.recording.slicing import Slicer, Step, differs
@@ -28,7 +28,7 @@ _BORING = (OriginKind.RANK, OriginKind.ENVIRONMENT)
 _PROVABLE = (OriginKind.RANDOM, OriginKind.HASH_ORDER, OriginKind.CLOCK, OriginKind.ENVIRONMENT)
 _OWN_DATA = (OriginKind.RANK, OriginKind.ENVIRONMENT, OriginKind.MISSING_REDUCTION, OriginKind.UNKNOWN)
 _MADE_OF_DATA = (OriginKind.RANK, OriginKind.MISSING_REDUCTION)  # the origin only if nothing but a rank's data came in
-_BY_CHANCE = (OriginKind.RANDOM, OriginKind.HASH_ORDER, OriginKind.CLOCK)  # differences without a use that differs
+_BY_CHANCE = (OriginKind.LEAK, OriginKind.HASH_ORDER, OriginKind.CLOCK)
 _OF_ROLE = 4  # most definitions from a condition back to the number of the rank
 _LOGS = re.compile(r"\bisEnabledFor\(|\bgetEffectiveLevel\(")  # a rank that logs more than the others is no fault
 _LATE = re.compile(r"finished reduction in the prior iteration|mark(?:ed)? (?:a variable |as )?ready", re.IGNORECASE)
@@ -86,13 +86,19 @@ class Candidates:
                     yield self._of_step(step, kind, pair, (self.traces[other].rank,))
 
     def _by_chance(self) -> Iterator[Candidate]:
-        """Yield where the ranks first differed by chance, even if no recorded value leads from there to the failure."""
+        """Yield where the ranks first differed by chance, even if no recorded value leads from there to the failure.
+
+        An experiment changes all hashes at once, so it proves the origin only if there is one.
+        """
         for other in dict.fromkeys((1, len(self.traces) - 1)):
             pair = (0, other)
-            for step in (*first_differences(self.alignment, pair), *first_drifts(self.alignment, pair)):
-                kind = kind_of(step, self.traces, pair, self.statements)
+            steps = [*first_differences(self.alignment, pair), *extra_draws(self.alignment, pair)]
+            kinds = [kind_of(step, self.traces, pair, self.statements) for step in steps]
+            for step, kind in zip(steps, kinds, strict=True):
                 if kind in _BY_CHANCE:
-                    yield replace(self._of_step(step, kind, pair, (self.traces[other].rank,)), chain=())
+                    candidate = self._of_step(step, kind, pair, (self.traces[other].rank,))
+                    is_one = kind is not OriginKind.HASH_ORDER or kinds.count(kind) == 1
+                    yield replace(candidate, chain=(), is_provable=candidate.is_provable and is_one)
 
     # Exceptions.
 
@@ -314,7 +320,7 @@ class Candidates:
             *boring[:1],
         ):
             candidate = replace(self._of_step(step, kinds[step], pair, ranks), name=names[step])
-            is_effect = kinds[step] in _MADE_OF_DATA and self._is_effect(step, found, pair)
+            is_effect = kinds[step] in (*_MADE_OF_DATA, OriginKind.RANDOM) and self._is_effect(step, found, pair)
             yield replace(candidate, is_provable=False) if is_effect else candidate
             if step.is_leak and (caller := self._caller(step, pair)) is not None:
                 yield self._candidate(pair[step.execution[0]], caller, OriginKind.LEAK, ranks)
@@ -335,22 +341,29 @@ class Candidates:
         is_by_tensors = names and all(name in reads and reads[name].type == "Tensor" for name in names)
         return "" if is_by_tensors and isinstance(statement, ast.If) else None
 
+    def _kind(self, step: Step, pair: tuple[int, int]) -> OriginKind:
+        return kind_of(step, self.traces, pair, self.statements)
+
     def _is_effect(self, step: Step, steps: Sequence[Step], pair: tuple[int, int]) -> bool:
         """Return whether the difference in a step can come from more than the number and the data of a rank.
 
         `steps`: the whole slice. A number that differs before the step, or an earlier difference of another kind, makes
-        the step an effect.
+        the step an effect. A random draw is one only after a leak. What depends on the number of the rank is data of
+        the rank, which rightly differ, unless only numbers lead from there to the division.
         """
         side, execution = step.execution
         place = self.traces[pair[side]].place(execution)
+        kind = self._kind(step, pair)
+        if kind is OriginKind.RANK and any(at.name and self._decisive_number([at], pair) is None for at in _uses(step)):
+            return True
         for other in steps:
             if other.executions == step.executions or not any(at.executions == step.executions for at in _uses(other)):
                 continue
             side, execution = other.execution
-            if other.is_leak or kind_of(other, self.traces, pair, self.statements) not in _OWN_DATA:
+            if other.is_leak or (kind is not OriginKind.RANDOM and self._kind(other, pair) not in _OWN_DATA):
                 return True
             is_near = _near(place, self.traces[pair[side]].place(execution))
-            if not is_near and self._decisive_number([other], pair) is not None:
+            if kind is not OriginKind.RANDOM and not is_near and self._decisive_number([other], pair) is not None:
                 return True
         return False
 

@@ -31,20 +31,19 @@ def first_differences(alignment: Alignment, pair: Pair) -> Iterator[Step]:
             yield Step(executions, name, None, 0, is_origin=True)
 
 
-def first_drifts(alignment: Alignment, pair: Pair) -> Iterator[Step]:
-    """Yield the first statement of each random generator that drew from it in different states.
-
-    A statement after which the states are equal has only seeded the generator.
-    """
-    seen = set()
+def extra_draws(alignment: Alignment, pair: Pair) -> Iterator[Step]:
+    """Yield for each random generator the draw of only one rank after which both drew from it in different states."""
+    seen, slicer = set(), Slicer(alignment, pair)
     first, second = (alignment.traces[number].executions for number in pair)
     for ours, theirs in sorted((row[pair[0]], row[pair[1]]) for row in alignment.rows if {*pair} <= row.keys()):
-        others = {name: states for name, *states in second[theirs].draws}
-        for name, before, after in first[ours].draws:
-            states = others.get(name, [before, after])
-            if name not in seen and states[0] != before and states[1] != after:
-                seen.add(name)
-                yield Step((ours, theirs), f"generator:{name}", None, 0, is_origin=True)
+        others = {name: before for name, before, _ in second[theirs].draws}
+        for name, before, _ in first[ours].draws:
+            if name not in seen and others.get(name, before) != before:
+                extra = [
+                    step for step in slicer.slice((ours, theirs)) if step.is_leak and step.name.endswith(f":{name}")
+                ]
+                yield from extra[:1]
+                seen.update(name for _ in extra[:1])
 
 
 def _returned(alignment: Alignment, pair: Pair, executions: Executions) -> bool:
