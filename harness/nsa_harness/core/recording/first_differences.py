@@ -33,7 +33,8 @@ def first_differences(alignment: Alignment, pair: Pair) -> Iterator[Step]:
 
 def extra_draws(alignment: Alignment, pair: Pair) -> Iterator[Step]:
     """Yield for each random generator the draw of only one rank after which both drew from it in different states."""
-    seen, slicer = set(), Slicer(alignment, pair)
+    seen: set[str] = set()
+    slicer = Slicer(alignment, pair)
     first, second = (alignment.traces[number].executions for number in pair)
     for ours, theirs in sorted((row[pair[0]], row[pair[1]]) for row in alignment.rows if {*pair} <= row.keys()):
         others = {name: before for name, before, _ in second[theirs].draws}
