@@ -81,7 +81,7 @@ class ExperimentKind(StrEnum):
     FIX_HASH_SEED = "fix_hash_seed"  # set PYTHONHASHSEED, so that sets have the same order on all ranks
     SHARE_GENERATOR = "share_generator"  # give all ranks the generator state of one rank
     SET_VALUE = "set_value"  # give all ranks the value of one rank
-    FORCE_BRANCH = "force_branch"  # let all ranks go the way of one rank; this proves the decision, not its origin
+    FORCE_BRANCH = "force_branch"  # let all ranks go the way of one rank; at the division, this proves no origin
 
 
 @dataclass(frozen=True, kw_only=True)
