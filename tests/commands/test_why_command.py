@@ -229,7 +229,7 @@ def test_a_control_run_that_passes_takes_the_proof_back(
     assert run_command_line(["why", run_dir]) == 0
     assert answer()["result"] == "likely"
     assert [one["proof"] for one in answer()["runs"]] == ["none", "race", "none"]
-    assert "The program fails only sometimes (1 of 2 recorded runs)" in " ".join(capsys.readouterr().out.split())
+    assert "The program fails only sometimes (1 of 2 unchanged runs)" in " ".join(capsys.readouterr().out.split())
 
 
 def test_two_causes_at_once_leave_the_origin_likely(
@@ -263,7 +263,7 @@ def test_without_experiments_and_values_neither_is_made(
         ([PASS, PASS], 125, "passed", "NOT REPEATED 0 of 2 recorded runs failed in this way"),
         ([FAIL, FAIL], 125, "otherwise", "0 of 2 recorded runs failed in this way, 2 failed otherwise"),
         ([ERROR, ERROR], 125, "undecided", "UNDECIDED no recorded run was finished and judged"),
-        ([PASS, HANG], 0, "likely", "The program fails only sometimes (1 of 2 recorded runs)"),
+        ([PASS, HANG], 0, "likely", "The program fails only sometimes (1 of 2 unchanged runs)"),
     ],
 )
 def test_a_failure_that_does_not_come_again_is_told_with_its_rate(

@@ -115,6 +115,16 @@ class WhyReport:
         return tuple(run for run in self.runs if not run.experiment)
 
     @property
+    def unchanged_runs(self) -> tuple[WhyRun, ...]:
+        """The recorded runs, and the experiments that found nothing to change and therefore needed no control run."""
+        following = (*self.runs[1:], None)
+        return self.recorded_runs + tuple(
+            run
+            for run, control in zip(self.runs, following, strict=True)
+            if run.proof is Proof.RACE and (control is None or control.experiment)
+        )
+
+    @property
     def has_origin(self) -> bool:
         """Whether the answer is a line that made the difference between the ranks."""
         return self.result in HAS_ORIGIN and self.origin is not None

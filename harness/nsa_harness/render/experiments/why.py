@@ -222,7 +222,7 @@ def _why_likely(report: WhyReport) -> str:
     """Return the reason why an answer is only likely."""
     if report.is_flaky:
         same = sum(run.result is RunResult.SAME for run in report.recorded_runs)
-        rate = f"{same} of {words.plural(len(report.recorded_runs), 'recorded run')}"
+        rate = f"{same} of {words.plural(len(report.unchanged_runs), 'unchanged run')}"
         return f"The program fails only sometimes ({rate}), so a run that goes on proves nothing."
     if any(run.proof is Proof.SECOND_CAUSE for run in report.runs):
         return "Two causes: without this difference the run fails later, so the origin is likely, not certain."
