@@ -207,6 +207,40 @@ def test_a_change_of_the_decision_that_fails_drops_no_candidate(
     assert (answer()["result"], answer()["origin"], answer()["dropped"]) == ("likely", 0, [])
 
 
+@pytest.mark.parametrize(
+    ("kind", "result", "proof"),
+    [
+        (ExperimentKind.UNDO_LEAK, ExperimentResult.FAILED, "none"),  # another extra call may have the same effect
+        (ExperimentKind.UNDO_LEAK, ExperimentResult.INCONCLUSIVE, "none"),  # every rank may make the call
+        (ExperimentKind.SET_VALUE, ExperimentResult.FAILED, "dropped"),
+        (ExperimentKind.SET_VALUE, ExperimentResult.INCONCLUSIVE, "otherwise"),
+        (ExperimentKind.SET_VALUE, ExperimentResult.NOT_MADE, "none"),
+    ],
+)
+def test_an_experiment_that_proves_nothing_says_what_it_shows(
+    launched: Launched, stored: Callable[..., str], monkeypatch: pytest.MonkeyPatch, kind: ExperimentKind,
+    result: ExperimentResult, proof: str,
+) -> None:  # fmt: skip
+    run_dir = stored(HANG)
+    monkeypatch.setattr(why, "plan_experiments", lambda *_: (experiment(kind),))
+    judge_as(monkeypatch, result)
+    launched.ends = [HANG, HANG]
+    run_command_line(["why", run_dir])
+    assert [one["proof"] for one in answer()["runs"]] == ["none", proof]
+
+
+def test_a_second_cause_saves_the_experiments_on_the_decision(
+    launched: Launched, stored: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_dir = stored(HANG)
+    decision = replace(experiment(ExperimentKind.FORCE_BRANCH), is_of_decision=True)
+    monkeypatch.setattr(why, "plan_experiments", lambda *_: (experiment(ExperimentKind.SET_VALUE), decision))
+    judge_as(monkeypatch, ExperimentResult.SECOND_CAUSE)
+    launched.ends = [HANG, HANG]
+    run_command_line(["why", run_dir])
+    assert [one["proof"] for one in answer()["runs"]] == ["none", "second_cause"]
+
+
 def test_a_forced_branch_proves_the_decision_only(
     launched: Launched, stored: Callable[..., str], monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:

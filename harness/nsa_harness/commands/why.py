@@ -464,8 +464,11 @@ class _Inquiry:
         if judgement.result is ExperimentResult.WENT_ON:
             return replace(run, proof=Proof.ORIGIN if planned.proves_origin else Proof.DECISION)
         proof = _PROOFS.get(judgement.result, Proof.NONE)
-        if proof is Proof.DROPPED and (planned.is_of_decision or planned.kind is ExperimentKind.UNDO_LEAK):
-            proof = Proof.NONE  # no candidate is tested, or another extra call may have the same effect
+        is_undone = planned.kind is ExperimentKind.UNDO_LEAK
+        if (proof is Proof.DROPPED and (planned.is_of_decision or is_undone)) or (
+            proof is Proof.OTHERWISE and is_undone
+        ):
+            proof = Proof.NONE  # no candidate is tested, or another call, or every rank's call, has the same effect
         reasons = sorted({reason for _, reason in judgement.refused if reason})
         reason = ", ".join(reasons) if judgement.result is ExperimentResult.NOT_MADE else ""
         return replace(run, proof=proof, next_place=judgement.next_place, reason=reason)

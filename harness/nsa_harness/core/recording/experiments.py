@@ -275,10 +275,10 @@ def _reference(values: Sequence[RankValues], ranks: tuple[int, ...]) -> tuple[in
 
 
 def _prefixes(name: str) -> Iterator[str]:
-    """Yield a name such as "cfg.train.steps" and the names of the objects that hold it: "cfg.train" and "cfg"."""
-    yield name
-    while (name := name.rpartition(".")[0]) and name != "self":
+    """Yield a name such as "cfg.steps['eval']" and the names of the objects that hold it: "cfg.steps" and "cfg"."""
+    while name and name != "self":
         yield name
+        name = name[: max(name.rfind("."), name.rfind("["), 0)]
 
 
 _NOT_VALUES = (OriginKind.EXCEPTION, OriginKind.CALL, OriginKind.HASH_ORDER, OriginKind.LEAK)
