@@ -131,6 +131,12 @@ def test_a_definition_is_changed_after_it_and_a_use_before_it() -> None:
     assert told(before, "after", "temporary") == [False, True]
 
 
+def test_what_an_assigned_object_holds_is_changed_after_the_assignment() -> None:
+    for name in ("loss['mean']", "loss.mean"):
+        (found,) = planned(candidate(LOSS, OriginKind.RANK, name, "1.5", "2.5", "2.5"))
+        assert told(found, "after", "temporary") == [True, False]
+
+
 def test_the_state_of_a_generator_is_shared_after_a_seed_and_before_a_draw() -> None:
     seed, draw = planned(candidate(SEED, OriginKind.RANDOM), candidate(LOOP, OriginKind.RANDOM, "generator:torch"))
     assert draw.name == "torch"
