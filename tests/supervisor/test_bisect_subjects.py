@@ -39,13 +39,14 @@ from nsa_harness.supervisor.experiments.launches import (
     parse_templates,
     search_question,
 )
-from nsa_harness.supervisor.experiments.subjects import SubjectOptions, make_subject, program_arguments
+from nsa_harness.supervisor.experiments.subjects import make_subject, program_arguments
 from nsa_harness.supervisor.launch.launcher import shared_environment
 from nsa_harness.supervisor.launch.planning import Invocation, Script, plan_launches
 from nsa_harness.supervisor.storage.collect import step_time_s
 from nsa_harness.supervisor.storage.rundir import RunOptions, create_run, find_run
 
 FACTS = MachineFacts(host="h", cpus=2, gpus=(), torch="2.13.0")
+SubjectOptions = dict[str, str | bool | None]
 
 
 @pytest.fixture
@@ -94,7 +95,7 @@ def test_a_range_beyond_the_model_is_refused_before_anything_runs(typed):
 
 def test_one_question_at_a_time(typed):
     assert "exactly one option that says what to vary" in _refused(typed, SubjectOptions())
-    assert "--layers and --branch were given" in _refused(typed, SubjectOptions(branch=True, layers="auto"))
+    assert "--layers and --branch were given" in _refused(typed, SubjectOptions(layers="auto", branch=True))
 
 
 def test_values_go_from_the_good_end_to_the_scenarios_own(typed):

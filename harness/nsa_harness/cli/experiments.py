@@ -44,7 +44,7 @@ SIDES = "How the two sides differ (one of these, or KEY=A,B)"
 TEST = "How to test the claim"
 RUNS = "What to launch"
 
-# The options that choose what `bisect` varies, with their help texts. Each one is a field of SubjectOptions.
+# The options that choose what `bisect` varies, with their help texts. `make_subject` gets their values.
 _SUBJECTS = {
     "--gc-range [=A:B]": "Which layers use gradient checkpointing.",
     "--layers [=GOOD:[BAD]]": "Number of layers.",
@@ -142,12 +142,12 @@ def bisect(
 
     from nsa_harness.core.experiment.trial import parse_outcome
     from nsa_harness.supervisor.experiments.launches import BisectRequest, check_outcome, parse_templates
-    from nsa_harness.supervisor.experiments.subjects import SubjectOptions, make_subject, program_arguments
+    from nsa_harness.supervisor.experiments.subjects import make_subject, program_arguments
     from nsa_harness.supervisor.launch.machine import machine_facts
 
     templates = parse_templates(arg or (), env_arg or ())
     invocation, bisect_subject = make_subject(
-        SubjectOptions(**subject),
+        subject,
         invocation_from_args(context, targets, script=script, ranks=ranks),
         templated=bool(templates),
         facts=machine_facts(),

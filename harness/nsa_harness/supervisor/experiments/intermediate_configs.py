@@ -343,22 +343,11 @@ _GIT_TIMEOUT_S = 120.0
 _MAX_SUBJECT_CHARS = 60
 
 
-@dataclass(frozen=True, kw_only=True)
-class Commit:
-    sha: str  # shortened to an unambiguous prefix
-    label: str  # "1a2b3c4d5 Make the loss fall"
+def commits_between(inside: Path, good: str, bad: str) -> tuple[str, dict[str, str]]:
+    """Return the good commit, and the later ones up to `bad` along first parents, oldest first, with their labels.
 
-
-@dataclass(frozen=True, kw_only=True)
-class CommitRange:
-    """The commits of a bisection. `later` contains the successors of the good commit, oldest first."""
-
-    good: str
-    later: tuple[Commit, ...]
-
-
-def commits_between(inside: Path, good: str, bad: str) -> CommitRange:
-    """Return the commits from `good` to `bad` along first parents. Raise UsageError if there is no such path."""
+    Raise UsageError if a name is not a commit, or if there is no such path.
+    """
     shas = [commit_of(inside, name) for name in (good, bad)]
     if _git(inside, "merge-base", "--is-ancestor", *shas).returncode != 0:
         raise UsageError(f"--commits: {good} is not an ancestor of {bad}; name the older, good commit first")
@@ -366,8 +355,8 @@ def commits_between(inside: Path, good: str, bad: str) -> CommitRange:
     later = [line.partition(" ") for line in log.stdout.splitlines()]
     if not later:
         raise UsageError(f"--commits: there is no commit between {good} and {bad}")
-    commits = (Commit(sha=sha, label=f"{sha} {text[:_MAX_SUBJECT_CHARS]}") for sha, _, text in later)
-    return CommitRange(good=_git(inside, "rev-parse", "--short", shas[0]).stdout.strip(), later=tuple(commits))
+    labels = {sha: f"{sha} {text[:_MAX_SUBJECT_CHARS]}" for sha, _, text in later}
+    return _git(inside, "rev-parse", "--short", shas[0]).stdout.strip(), labels
 
 
 # A script for a separate process that waits until its input is closed, which also happens if nsa-harness is killed. Its

@@ -44,24 +44,8 @@ _DEPENDENT_KEYS = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True, kw_only=True)
-class SubjectOptions:
-    """The options of `bisect` that name what is varied."""
-
-    gc_range: str | None = None
-    layers: str | None = None
-    seq_len: str | None = None
-    world_size: str | None = None
-    branch: bool = False
-    env: str | None = None
-    set: str | None = None
-    commits: str | None = None
-    any: str | None = None
-    ordered: str | None = None
-    choice: str | None = None
-    seeds: str | None = None
-    items: str | None = None
-    env_file: str | None = None
+# The options of `bisect` that say what is varied, such as {"gc_range": "0:4"}. An option that is not given is None.
+SubjectOptions = Mapping[str, str | bool | None]
 
 
 def make_subject(
@@ -100,9 +84,9 @@ _NEEDS_PLACEHOLDER = {
 
 
 def _single_option(options: SubjectOptions) -> tuple[str, str]:
-    given_options = [(name, value) for name, value in vars(options).items() if value not in (None, False)]
+    given_options = [(name, value) for name, value in options.items() if value not in (None, False)]
     if len(given_options) != 1:
-        names = ", ".join(f"--{name.replace('_', '-')}" for name in vars(options))
+        names = ", ".join(f"--{name.replace('_', '-')}" for name in (*_MAKERS, "set", "env_file"))
         given_names = (
             f"; {' and '.join(f'--{name}' for name, _ in given_options).replace('_', '-')} were given"
             if given_options
@@ -231,15 +215,11 @@ def _commits(option: _Option) -> Subject:
     good, dots, bad = option.value.partition("..")
     if not (good and dots and bad):
         raise UsageError(f"--commits: expected GOOD..BAD, got {value_text(option.value)}")
-    commit_range = commits_between(option.question.working_dir, good, bad)
+    good_sha, labels = commits_between(option.question.working_dir, good, bad)
     return Subject(
-        form=SubjectForm.COMMIT,
-        key="commit",
-        noun="commit",
-        items=tuple(commit.sha for commit in commit_range.later),
-        good=commit_range.good,
-        labels=tuple(commit.label for commit in commit_range.later),
-    )
+        form=SubjectForm.COMMIT, key="commit", noun="commit", items=tuple(labels), good=good_sha,
+        labels=tuple(labels.values()),
+    )  # fmt: skip
 
 
 def _any(option: _Option) -> Subject:
