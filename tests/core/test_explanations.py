@@ -109,6 +109,7 @@ def test_a_rank_that_waits_is_no_division_in_the_functions_around_it() -> None:
         ("rank == 0", {"rank": (0, 1)}, True),
         ("loss > 2", {"loss": (5.0, 0.5)}, False),
         ("exists(path)", {}, False),
+        ("path.exists() and rank < 9", {"rank": (0, 1)}, False),
         ("is_main_process()", {}, True),
     ],
 )

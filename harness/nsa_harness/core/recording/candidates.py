@@ -14,7 +14,7 @@ from nsa_harness.core.recording.communications import Shared, left_out
 from nsa_harness.core.recording.division import Judged, is_consequence, own_exceptions
 from nsa_harness.core.recording.explanation import Candidate, OriginKind, RankValues
 from nsa_harness.core.recording.first_differences import extra_draws, first_differences
-from nsa_harness.core.recording.origin import is_number, kind_of
+from nsa_harness.core.recording.origin import is_number, kind_of, kind_of_text
 from nsa_harness.core.recording.recording import Value
 from nsa_harness.core.recording.slicing import Slicer, Step, differs
 from nsa_harness.core.recording.statements import Statements
@@ -423,10 +423,12 @@ class Candidates:
         parting = slicer.parting_before(side, execution)
         if parting is None:
             return False
+        header = self.statements.header(trace.place(parting[0][side]))
+        if kind_of_text(header) not in (OriginKind.UNKNOWN, *_BORING):
+            return False  # such as a file, which differs for a reason that no value shows
         named = [cause for cause in slicer.slice(parting[0]) if cause.name and not cause.is_object]
         if named:
             return all(kind_of(cause, self.traces, pair, self.statements) in _BORING for cause in named)
-        header = self.statements.header(trace.place(parting[0][side]))
         return names_rank(header) or _LOGS.search(header) is not None
 
     def _caller(self, step: Step, pair: tuple[int, int]) -> int | None:
