@@ -39,14 +39,13 @@ from nsa_harness.supervisor.experiments.launches import (
     parse_templates,
     search_question,
 )
-from nsa_harness.supervisor.experiments.subjects import make_subject, program_arguments
+from nsa_harness.supervisor.experiments.subjects import SubjectOptions, make_subject, program_arguments
 from nsa_harness.supervisor.launch.launcher import shared_environment
 from nsa_harness.supervisor.launch.planning import Invocation, Script, plan_launches
 from nsa_harness.supervisor.storage.collect import step_time_s
 from nsa_harness.supervisor.storage.rundir import RunOptions, create_run, find_run
 
 FACTS = MachineFacts(host="h", cpus=2, gpus=(), torch="2.13.0")
-SubjectOptions = dict[str, str | bool | None]
 
 
 @pytest.fixture

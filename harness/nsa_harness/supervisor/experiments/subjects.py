@@ -45,7 +45,7 @@ _DEPENDENT_KEYS = (
 
 
 # The options of `bisect` that say what is varied, such as {"gc_range": "0:4"}. An option that is not given is None.
-SubjectOptions = Mapping[str, str | bool | None]
+SubjectOptions = dict[str, str | bool | None]
 
 
 def make_subject(
