@@ -7,6 +7,7 @@ python -m evaluation seal ROUND          hashes of programs and truths -> sealed
 python -m evaluation run ROUND           every program of a round once
 python -m evaluation first-sight ROUND   answers of the first run against the truths -> score.json
 python -m evaluation why ROUND           `nsa-harness why` on every failing program of a round -> why.jsonl
+python -m evaluation why ROUND --healthy recorded runs of healthy programs against plain ones -> why_healthy.jsonl
 python -m evaluation healthy             the healthy programs of all rounds again and again -> healthy.json
 python -m evaluation replay FILE...      what `nsa-harness wrong` has stored, judged by today's rules
 python -m evaluation blind ROUND         which answers of today's rules depend on words of the programs
@@ -36,6 +37,8 @@ def main(arguments: Sequence[str]) -> int:
         return show(line for file in options.files for line in strangers.replay(file))
     if options.command == "why":
         home = strangers.ROUNDS / options.round
+        if options.healthy:
+            return show(explanations.run_healthy(home, options.out, options.most, options.python))
         show(explanations.run(home, options.out, options.jobs, options.python))
         return show([explanations.report(home)])
     if options.command == "healthy":
@@ -62,6 +65,8 @@ def parser() -> argparse.ArgumentParser:
     why = commands.add_parser("why")
     why.add_argument("round")
     why.add_argument("--python", help="the interpreter of the ranks")
+    why.add_argument("--healthy", action="store_true", help="the healthy programs, recorded and not")
+    why.add_argument("--most", type=int, default=1000, help="so many healthy programs at most")
     for command in (run, healthy, why):
         command.add_argument("--jobs", type=int, default=1)
         command.add_argument("--out", type=Path, default=Path("build/evaluation"), help="reports of a round's programs")

@@ -16,13 +16,35 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from evaluation.launching import Place, harness, scratch
+from evaluation.launching import Place, Ran, harness, scratch
 from evaluation.scoring import LINES_OFF, Truth, interval, paragraph, share
 from evaluation.strangers import ROUNDS, truth_of, truths
 
 FILE = "why.jsonl"
+HEALTHY_FILE = "why_healthy.jsonl"
 LIMIT_S = 900
 FIRST_THREE = 3
+# Writes the sum of each tensor that backward starts from, bit for bit. It is a library for the recorder.
+LOSSES = """
+import os
+import torch
+backward = torch.autograd.backward
+def noted(tensors, *more, **named):
+    with open(f"{os.environ['LOSSES']}.{os.environ.get('RANK')}", "a") as file:
+        for tensor in [tensors] if isinstance(tensors, torch.Tensor) else tensors:
+            file.write(float(tensor.detach().double().sum()).hex() + "\\n")
+    return backward(tensors, *more, **named)
+torch.autograd.backward = noted
+"""
+RECORD = """
+import sys
+from dataclasses import replace
+from nsa_harness.commands.api import plan, run_one
+from nsa_harness.core.experiment.diagnostic_rerun import RECORDED
+out, script, ranks, python, *args = sys.argv[1:]
+(spec,) = plan("limits.deadline_s=600", script=script, ranks=int(ranks), args=args)
+run_one(replace(spec, env=(*spec.env, *RECORDED.env), python=python or spec.python), out=out)
+"""
 # Row labels of accuracy.md.
 LABELS = {
     "run": "the line of the first run is right",
@@ -73,6 +95,75 @@ def _explained(home: Path, stored: Mapping[str, Any], reports: Path, python: str
         return row | _answer(answers, place) | {"why_s": round(ran.seconds, 1)}
 
 
+def run_healthy(home: Path, out: Path, most: int, python: str | None) -> Iterator[str]:
+    """Record healthy programs of a round, and compare each with a run without nsa-harness. Goes on where it stopped.
+
+    `most`: so many programs of the round at most, from all of its briefs.
+    """
+    file = home / HEALTHY_FILE
+    version = _version(python)
+    done = {row["program"] for row in rows_in(home, HEALTHY_FILE) if row["python"] == version}
+    programs = [one for one in truths(home) if one["healthy"]]
+    for stored in programs[:: max(1, len(programs) // most)][:most]:
+        if stored["program"] not in done:
+            reports = out / version / "healthy" / stored["program"].replace("/", "__")
+            row = {"program": stored["program"], "python": version, **_recorded(home, stored, reports, python)}
+            with file.open("a") as lines:
+                lines.write(json.dumps(row, sort_keys=True) + "\n")
+            yield f"{row['program']} {'as without' if is_as_without(row) else row}"
+
+
+def _recorded(home: Path, stored: Mapping[str, Any], reports: Path, python: str | None) -> dict[str, Any]:
+    """Return how a recorded run of a healthy program differs from a run without nsa-harness, and what is said of it.
+
+    If the losses differ, the program runs without nsa-harness once more, which shows whether they always do.
+    """
+    folder, name = home / Path(stored["program"]).parent, Path(stored["program"]).name
+    launcher = [python or sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    plain = [*launcher, f"--nproc-per-node={stored['ranks']}", name, *stored["args"]]
+    with scratch(folder) as place:
+        first, losses = _with_losses(place, plain)
+    with scratch(folder) as place:
+        words = [str(reports.resolve()), name, str(stored["ranks"]), python or "", *stored["args"]]
+        ran, recorded = _with_losses(place, [sys.executable, "-c", RECORD, *words])
+        outcome = _only(reports, "*/report.json")["outcomes"][0]
+        explanation = _only(reports, "*/*/explanation.json")
+        division = explanation["division"] and _line(explanation["division"]["place"], place)
+        candidates = [[*_line(one["place"], place), one["kind"]] for one in explanation["candidates"]]
+    same: bool | None = recorded == losses
+    if not same:
+        with scratch(folder) as place:
+            same = None if _with_losses(place, plain)[1] != losses else False
+    return {
+        "exit": first.code,
+        "verdict": outcome["verdict"],
+        "findings": [finding["code"] for finding in outcome["findings"] or []],
+        "division": division,
+        "candidates": candidates,
+        "notes": explanation["notes"],
+        "trouble": [f"{one['what']}: {one['why']}" for one in outcome["trouble"]],
+        "losses": sum(text.count("\n") for text in recorded.values()),
+        "same losses": same,  # None: two runs without nsa-harness differ as well
+        "plain_s": round(first.seconds, 1),
+        "recorded_s": round(ran.seconds, 1),
+    }
+
+
+def _with_losses(place: Place, command: Sequence[str]) -> tuple[Ran, dict[str, str]]:
+    """Run a command, and return the losses of each rank, bit for bit."""
+    library = place.folder.parent / "site-packages"
+    library.mkdir()
+    (library / "sitecustomize.py").write_text(LOSSES)
+    losses = place.folder.parent / "losses"
+    ran = place.ran(command, LIMIT_S, OMP_NUM_THREADS="1", PYTHONPATH=str(library), LOSSES=str(losses))
+    return ran, {path.suffix: path.read_text() for path in sorted(losses.parent.glob("losses.*"))}
+
+
+def is_as_without(row: Mapping[str, Any]) -> bool:
+    """Return whether a recorded run of a healthy program ended as one without nsa-harness, and nothing was named."""
+    return row["exit"] == 0 and row["verdict"] == "PASS" and row["same losses"] is not False and not row["division"]
+
+
 def _answer(answers: Path, place: Place) -> dict[str, Any]:
     """Return the lines that `why` names, the one that it shows as the origin first."""
     why = _only(answers, "*/why.json")
@@ -111,8 +202,8 @@ def _version(python: str | None) -> str:
     ).stdout.strip()
 
 
-def rows_in(home: Path) -> list[dict[str, Any]]:
-    file = home / FILE
+def rows_in(home: Path, name: str = FILE) -> list[dict[str, Any]]:
+    file = home / name
     return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
 
