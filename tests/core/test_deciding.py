@@ -6,7 +6,7 @@ from textwrap import dedent
 
 from nsa_harness.core.evidence.evidence import Source
 from nsa_harness.core.report import Place
-from nsa_harness.core.source_code.deciding import Deciding, deciding_expressions
+from nsa_harness.core.source_code.deciding import Deciding, deciding_expressions, definitions
 from nsa_harness.core.source_code.program_source import ProgramSource
 
 STOPPER = """\
@@ -86,3 +86,22 @@ def test_a_place_without_stored_source_gives_nothing() -> None:
 
 def test_source_that_is_not_python_gives_nothing() -> None:
     assert expressions(1, dedent("def broken(:\n    pass")) == []
+
+
+def test_the_definitions_of_a_name_are_the_lines_of_its_function_that_it_depends_on() -> None:
+    text = """\
+def main(loader):
+    limit = read_limit()
+    total, seen = 0, 0
+    for loss in loader:
+        if total > limit:
+            break
+        seen = seen + 1
+        part = loss / 2
+        total += part
+    limit = None
+"""
+    program = ProgramSource((Source(file="/train.py", first=1, text=text),))
+    assert definitions(program, "/train.py", 5, "total") == (9, 8, 4, 3)
+    assert definitions(program, "/train.py", 5, "len(limit)") == (2,)
+    assert definitions(program, "/other.py", 5, "total") == ()

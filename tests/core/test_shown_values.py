@@ -20,6 +20,7 @@ from nsa_harness.core.evidence.frame_values import (
 )
 from nsa_harness.core.outcome.values import shown_values
 from nsa_harness.core.report import Culprit, NamedValue, Outcome, Place, SpecSummary, Status, Verdict
+from nsa_harness.render.values import values_line
 
 FILE = "/job/train.py"
 MAIN = """\
@@ -236,3 +237,25 @@ def test_the_quotes_of_a_text_are_no_part_of_it() -> None:
     assert [unquoted(text) for text in ("'a'", '"b"', "3", "'", "{'c': 1}")] == [
         ("a", "'"), ("b", '"'), ("3", ""), ("'", ""), ("{'c': 1}", ""),
     ]  # fmt: skip
+
+
+def test_without_values_the_names_that_decide_are_shown_with_the_lines_that_set_them() -> None:
+    of = replace(outcome(), stacks=())
+    assert shown_values(of, SOURCES, ()) == ()
+    values = shown_values(of, SOURCES, (), with_definitions=True)
+    assert [(value.name, value.line, value.definitions) for value in values] == [
+        ("stopper.bad", 4, ()),
+        ("stopper.patience", 4, ()),
+        ("loss", 4, (3, 2)),
+        ("loader", 2, ()),
+    ]
+    assert values_line(replace(of, values=values[2:]), 80) == (
+        "loss  decides line 4, set in 3, 2     loader  decides line 2"
+    )
+
+
+def test_values_keep_the_lines_that_set_them_only_where_the_job_cannot_be_launched_again() -> None:
+    ranks = [of_rank(0, 7, stopper__bad="3", loss="0.5"), of_rank(1, 6, stopper__bad="1", loss="0.5")]
+    found = {value.name: value.definitions for value in shown_values(outcome(), SOURCES, ranks, with_definitions=True)}
+    assert found == {"stopper.bad": (), "loss": (3, 2)}
+    assert {value.definitions for value in shown_values(outcome(), SOURCES, ranks)} == {()}

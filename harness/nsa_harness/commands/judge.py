@@ -114,7 +114,7 @@ def judge_attempt(
     values, unread = collect_values(attempt, pids, is_needed=outcome.verdict.status is not Status.PASS)
     outcome = replace(
         outcome,
-        values=shown_values(outcome, evidence.sources, values),
+        values=shown_values(outcome, evidence.sources, values, with_definitions=evidence.is_attached),
         artifacts=(*outcome.artifacts, *_write_repro(attempt, spec, evidence, outcome)),
         trouble=(*outcome.trouble, *unread, *attempt.directory.take_notes(), *unwritten),
     )

@@ -15,6 +15,7 @@ from nsa_harness.commands.judge import judge_evidence
 from nsa_harness.commands.session import report_of, write_report
 from nsa_harness.core.evidence.job_files import JobFileKind
 from nsa_harness.core.evidence.post_mortem import MissingData, PostMortem, read_post_mortem
+from nsa_harness.core.outcome.values import shown_values
 from nsa_harness.core.plan import Limits
 from nsa_harness.core.report import Outcome, Report, Status, Trouble, exit_code
 from nsa_harness.core.scenario.observed_job import job_name, observed_spec, with_ranks
@@ -34,7 +35,7 @@ from nsa_harness.supervisor.storage.job_files import JobFiles, read_job_files
 from nsa_harness.supervisor.storage.record import RunRecord
 from nsa_harness.supervisor.storage.redaction import Redaction
 from nsa_harness.supervisor.storage.rundir import RunDir, create_run
-from nsa_harness.supervisor.storage.sources import text_as_launched, with_source_text
+from nsa_harness.supervisor.storage.sources import edited_sources, text_as_launched, with_source_text
 from nsa_harness.texts import words
 
 _MAX_FILE_LINES = 6  # lines about files that could not be used; the rest is only counted
@@ -103,12 +104,14 @@ def _outcome(
         return text_as_launched(file, since_s) if file.endswith(".py") else ""
 
     evidence = replace(evidence, sources=tuple(program_sources(evidence, source)))
+    evidence = replace(evidence, trouble=(*evidence.trouble, *edited_sources(evidence, since_s, "the log")))
     program = [post_mortem.script or request.paths[0].resolve().name]
     spec = observed_spec(job_name(program), "read from the files that it left", program, Limits(), "")
     spec = with_ranks(spec, evidence.world_size)
     file_counts = " · ".join(words.plural(count, kind.value) for kind, count in sorted(useful.items()))
     spec = replace(spec, backend=evidence.backend, notes=(f"read: {file_counts}",))
     outcome = judge_evidence(spec, evidence, attempt=1, directory="", artifacts=(), metrics={}, repeat=None)
+    outcome = replace(outcome, values=shown_values(outcome, evidence.sources, (), with_definitions=True))
     return with_source_text(_with_files(outcome, post_mortem), evidence.sources)
 
 

@@ -199,6 +199,7 @@ class NamedValue:
     line: int | None  # of the condition, loop or call that the name decides; None if it decides none
     decides: bool
     values: tuple[RanksValue, ...]
+    definitions: tuple[int, ...] = ()  # lines of the function that the value comes from, if only the source tells
 
 
 @dataclass(frozen=True, kw_only=True)

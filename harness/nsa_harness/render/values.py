@@ -28,7 +28,8 @@ def values_line(outcome: Outcome, columns: int) -> str:
     line = ""
     for value in deciding[:_MAX_ON_LINE]:
         cells = list(_cells(value, ranks))
-        text = f"{value.name}  {_BETWEEN_RANKS.join(map(_cropped, cells) if len(cells) > 1 else cells)}"
+        shown = _BETWEEN_RANKS.join(map(_cropped, cells) if len(cells) > 1 else cells)
+        text = f"{value.name}  {shown}{', ' if shown else ''}{_origin(value)}".rstrip(", ")
         longer = f"{line}{_BETWEEN_NAMES}{text}" if line else text
         if line and cell_len(longer) > columns:
             break
@@ -42,7 +43,12 @@ def values_table(outcome: Outcome) -> tuple[tuple[str, ...], list[tuple[str, ...
     places = [Place(file=value.file, line=value.line, function=value.function) for value in outcome.values]
     name_of = short_names(places)
     rows = [
-        (value.name, *_cells(value, ranks), f"{name_of(place)} {value.function}", _ROLE[value.decides])
+        (
+            value.name,
+            *_cells(value, ranks),
+            f"{name_of(place)} {value.function} {_origin(value)}".rstrip(),
+            _ROLE[value.decides],
+        )
         for value, place in zip(outcome.values, places, strict=True)
     ]
     columns = [words.ranks([rank]) for rank in ranks] if len(ranks) <= _MAX_COLUMNS else ["values"]
@@ -54,6 +60,12 @@ _ROLE = {True: "decides", False: "differs"}
 
 def _ranks(values: Sequence[NamedValue]) -> list[int]:
     return sorted({rank for value in values for equal in value.values for rank in equal.ranks})
+
+
+def _origin(value: NamedValue) -> str:
+    """Return the line that a value decides and the lines that set it, or "" if the source was not searched for them."""
+    set_in = f", set in {', '.join(map(str, value.definitions))}" if value.definitions else ""
+    return f"decides line {value.line}{set_in}" if set_in or not value.values else ""
 
 
 def _cells(value: NamedValue, ranks: Sequence[int]) -> Iterator[str]:

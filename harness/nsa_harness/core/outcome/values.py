@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 
 from nsa_harness.core.evidence.evidence import Source
 from nsa_harness.core.evidence.frame_values import ProcessValues, frames_of
 from nsa_harness.core.report import NamedValue, Outcome, Place, RanksValue, Status
-from nsa_harness.core.source_code.deciding import Deciding, deciding_expressions
+from nsa_harness.core.source_code.deciding import Deciding, deciding_expressions, definitions
 from nsa_harness.core.source_code.program_source import ProgramSource
 
 _MAX_VALUES = 24
@@ -59,13 +59,18 @@ class _Table:
         }
 
 
-def shown_values(outcome: Outcome, sources: Sequence[Source], ranks: Sequence[ProcessValues]) -> tuple[NamedValue, ...]:
+def shown_values(
+    outcome: Outcome, sources: Sequence[Source], ranks: Sequence[ProcessValues], *, with_definitions: bool = False
+) -> tuple[NamedValue, ...]:
     """Return the values to show, those that decide first.
 
     Shown are the names in the condition, loop or call that the cause is about. Of other conditions, loops and calls on
     the stacks, and of other variables there, only names are shown whose values differ between ranks.
+
+    `with_definitions`: the job cannot be launched again, so also show the names in conditions and loops around the
+    lines of the cause and of the stacks whose values are unknown, and the lines that each name gets its value from.
     """
-    if outcome.verdict.status in (Status.PASS, Status.SKIP) or not ranks:
+    if outcome.verdict.status in (Status.PASS, Status.SKIP) or not (ranks or with_definitions):
         return ()
     program, table = ProgramSource(tuple(sources)), _Table()
     for values in sorted(ranks, key=lambda values: values.rank):
@@ -76,13 +81,17 @@ def shown_values(outcome: Outcome, sources: Sequence[Source], ranks: Sequence[Pr
     chosen: set[object] = set()
     for deciding in (*of_cause, *_expressions(program, _places_on_stacks(outcome, ranks))):
         function = deciding.file, deciding.function
+        known = deciding.choose(table.texts(function, with_contents=deciding.is_loop))
+        if with_definitions and not ranks:
+            known = {name: {} for name in deciding.names if not name.startswith("len(")}
         group = [
             _named_value(name, function, deciding.line, texts)
-            for name, texts in deciding.choose(table.texts(function, with_contents=deciding.is_loop)).items()
+            for name, texts in known.items()
             if differs(texts) or (name in deciding.names and not deciding.is_call)
         ]
         group = [value for value in group if _key(value) not in chosen]
         decides_cause = deciding in of_cause and not (deciding.is_call or deciding.is_around)
+        decides_cause |= with_definitions and not ranks
         if decides_cause or any(len(value.values) > 1 for value in group):
             groups.append(group)
             chosen |= set(map(_key, group))
@@ -97,12 +106,16 @@ def shown_values(outcome: Outcome, sources: Sequence[Source], ranks: Sequence[Pr
     for value in differing:
         if _key(value) not in chosen:
             others.setdefault(_key(value), value)
-    return (*chain.from_iterable(groups), *islice(others.values(), _MAX_OTHERS))[:_MAX_VALUES]
+    shown = (*chain.from_iterable(groups), *islice(others.values(), _MAX_OTHERS))[:_MAX_VALUES]
+    if not with_definitions:
+        return shown
+    lines = [value.line and definitions(program, value.file, value.line, value.name) for value in shown]
+    return tuple(replace(value, definitions=of_value or ()) for value, of_value in zip(shown, lines, strict=True))
 
 
 def _key(value: NamedValue) -> object:
     """Return what is equal for two names of one value, such as `self.bad` in a method and `stopper.bad` outside."""
-    return value.name.rpartition(".")[2], value.values
+    return value.name.rpartition(".")[2] if value.values else (value.name, value.file, value.line), value.values
 
 
 def _shows_difference(value: NamedValue, ranks: int) -> bool:
@@ -163,3 +176,5 @@ def _places_on_stacks(outcome: Outcome, ranks: Sequence[ProcessValues]) -> Itera
     for values in sorted(ranks, key=lambda values: values.rank not in culprits):
         for frame in frames_of(values):
             yield Place(file=frame.file, line=frame.line, function=frame.function)
+    if not ranks:
+        yield from chain.from_iterable(stack.frames for stack in outcome.stacks)

@@ -11,10 +11,12 @@ from typing import TypeVar
 
 from nsa_harness.core.source_code.excerpt import Excerpt, Function
 from nsa_harness.core.source_code.program_source import Line, ProgramSource
+from nsa_harness.core.source_code.value_origin import assignments
 
 T = TypeVar("T")
 
 _MAX_DEPTH = 2  # calls of the program's methods that are followed from an expression
+_MAX_DEFINITIONS = 8
 _BUILTINS = frozenset(dir(builtins))
 
 
@@ -68,6 +70,28 @@ def deciding_expressions(program: ProgramSource, place: Line) -> Iterator[Decidi
                 is_around=line != place.line and line not in branches,
                 is_loop=any(part is _Part.ITERABLE for _, part in parts),
             )
+
+
+def definitions(program: ProgramSource, file: str, line: int, name: str) -> tuple[int, ...]:
+    """Return the lines of the function around `line` that assign `name`, or a variable that these lines read.
+
+    The latest line comes first. Lines after `line` count only in a loop around it.
+    """
+    excerpt = program.excerpt_at(file, line)
+    if excerpt is None:
+        return ()
+    loops = excerpt.loops_around(line)
+    before = [
+        one for one in assignments(excerpt) if one[1] < line or any(loop.line <= one[1] <= loop.last for loop in loops)
+    ]
+    lines: set[int] = set()
+    wanted = {name.removeprefix("len(").rstrip(")")}
+    while wanted:
+        dotted = wanted.pop()
+        found = [one for one in before if one[0] in (dotted, dotted.partition(".")[0]) and one[1] not in lines]
+        lines |= {at for _, at, _ in found}
+        wanted |= {text for _, _, value in found for node in ast.walk(value) if (text := _dotted(node))}
+    return tuple(sorted(lines, reverse=True))[:_MAX_DEFINITIONS]
 
 
 class _Part(Enum):

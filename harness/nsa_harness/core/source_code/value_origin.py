@@ -198,7 +198,7 @@ class _Search:
                     visit(node)
 
         visit(use.value)
-        assigned_names = {name for name, _, _ in _assignments(use.excerpt)}
+        assigned_names = {name for name, _, _ in assignments(use.excerpt)}
         return calls, [
             name for name in names if "." in name or name in assigned_names or _parameter(use.excerpt, name) is not None
         ]
@@ -214,9 +214,7 @@ class _Search:
         These are assignments in the function, else assignments to the attribute in the file, else arguments of callers.
         """
         own = [
-            assignment
-            for assignment in _assignments(use.excerpt)
-            if assignment[0] == name and assignment[1] <= use.line
+            assignment for assignment in assignments(use.excerpt) if assignment[0] == name and assignment[1] <= use.line
         ]
         if own:
             yield from (replace(use, line=line, value=value, is_argument=False) for line, value in _latest(use, own))
@@ -229,7 +227,7 @@ class _Search:
         uses = [
             _Use(excerpt=excerpt, line=line, value=value, in_callee=True)
             for excerpt in self.program.same_file(use.excerpt)
-            for other, line, value in _assignments(excerpt)
+            for other, line, value in assignments(excerpt)
             if other == name
         ]
         yield from (node for node in uses if not isinstance(node.value, ast.Constant) or _is_conditional(node))
@@ -324,7 +322,7 @@ def _latest(use: _Use, own: Sequence[tuple[str, int, ast.expr]]) -> Iterator[tup
 
 
 @lru_cache(maxsize=1024)
-def _assignments(excerpt: Excerpt) -> tuple[tuple[str, int, ast.expr], ...]:
+def assignments(excerpt: Excerpt) -> tuple[tuple[str, int, ast.expr], ...]:
     """Return (name, line, value) for each assignment in the function, sorted by line."""
     result: list[tuple[str, int, ast.expr]] = []
     for node in excerpt.nodes:

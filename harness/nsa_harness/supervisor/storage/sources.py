@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
+from pathlib import Path, PurePath
 
 from nsa_harness.core.evidence.evidence import Evidence, Source
 from nsa_harness.core.report import Outcome, Place, Trouble
-from nsa_harness.core.source_code.collection import program_sources
+from nsa_harness.core.source_code.collection import program_lines, program_sources
 from nsa_harness.core.source_code.program_source import ProgramSource
 from nsa_harness.supervisor.capture.procfs import path_in_process
 from nsa_harness.supervisor.storage.adapters import type_adapter
@@ -38,6 +39,9 @@ def with_sources(attempt: AttemptDir, evidence: Evidence, *, launched_here: bool
             read = _within_bound(_read(attempt, evidence))
             sources = tuple(replace(source, text=attempt.redaction.text(source.text, code=True)) for source in read)
             directory.write(path, _STORED.dump_json(sources).decode())
+            if evidence.is_attached:
+                edited = edited_sources(evidence, _attached_since_s(evidence), "the process", _attached_pid(evidence))
+                evidence = replace(evidence, trouble=(*evidence.trouble, *edited))
     except (OSError, ValueError) as error:
         trouble = Trouble(what=FILE, why=f"{type(error).__name__}: {str(error)[:200]}")
         return replace(evidence, trouble=(*evidence.trouble, trouble))
@@ -59,10 +63,31 @@ def _within_bound(sources: Iterator[Source]) -> Iterator[Source]:
 
 def _read(attempt: AttemptDir, evidence: Evidence) -> Iterator[Source]:
     since_s = attempt.directory.modified_ns(attempt.spec) / 1e9 or None
-    if evidence.is_attached:  # the job started before nsa-harness, and its ranks read the files at that time
-        since_s = time.time() - evidence.ended_s
-    pid = next((rank.pid for rank in evidence.ranks if rank.pid), None) if evidence.is_attached else None
+    if evidence.is_attached:
+        since_s = _attached_since_s(evidence)
+    pid = _attached_pid(evidence)
     return program_sources(evidence, lambda file: text_as_launched(file, since_s, pid))
+
+
+def _attached_since_s(evidence: Evidence) -> float:
+    """Return when the job started, which was before nsa-harness: its ranks read their files then."""
+    return time.time() - evidence.ended_s
+
+
+def _attached_pid(evidence: Evidence) -> int | None:
+    return next((rank.pid for rank in evidence.ranks if rank.pid), None) if evidence.is_attached else None
+
+
+def edited_sources(evidence: Evidence, since_s: float, than: str, pid: int | None = None) -> Iterator[Trouble]:
+    """Yield a note for each source file in the evidence that was edited after `since_s`, so that it is not read.
+
+    `than`: what the file is newer than, such as "the log".
+    """
+    for file in program_lines(evidence):
+        with suppress(OSError, ValueError):
+            path = path_in_process(pid, file) if pid else Path(file)
+            if path.suffix == ".py" and path.stat().st_mtime > since_s:
+                yield Trouble(what=PurePath(file).name, why=f"newer than {than}, so no condition in it is shown")
 
 
 def text_as_launched(file: str, since_s: float | None, pid: int | None = None) -> str:
