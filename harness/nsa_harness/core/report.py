@@ -199,7 +199,9 @@ class NamedValue:
     line: int | None  # of the condition, loop or call that the name decides; None if it decides none
     decides: bool
     values: tuple[RanksValue, ...]
-    definitions: tuple[int, ...] = ()  # lines of the function that the value comes from, if only the source tells
+    definitions: Annotated[
+        tuple[int, ...], doc("`attach` and `read`: lines of the function that set the name, or what these lines read")
+    ] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -174,41 +174,6 @@ class Excerpt(Source):
                 return True
         return bool(conditions[0] - conditions[1]) and bool(conditions[1] - conditions[0])
 
-    def tests_between(self, line: int, other: int) -> Iterator[ast.If]:
-        """Yield the `if` statements that have one line in their body and the other in their `else` part."""
-        first, second = sorted(each + 1 - self.first for each in (line, other))
-        for node in self.nodes:
-            if isinstance(node, ast.If) and _contains(node.body, first) and _contains(node.orelse, second):
-                yield node
-
-    def handlers(self, line: int) -> tuple[Branch, ...]:
-        """Return the exception handlers in the innermost loop around the line, or else in the line's function.
-
-        A handler that contains a jump, such as `break` or `return`, has the line of this jump.
-        """
-        around = self.blocks_around(line)
-        block = next((block for block in around if isinstance(block, LoopNode)), next(iter(around[-1:]), None))
-        return tuple(self._handlers(block)) if block else ()
-
-    def _handlers(self, block: ast.AST) -> Iterator[Branch]:
-        for guard, is_nested in _guards(block, nested=False):
-            if isinstance(guard, ast.ExceptHandler) and not is_nested:
-                jump = next((statement for statement in guard.body if isinstance(statement, _JUMPS)), guard)
-                yield replace(self._branch(guard, guard.type), line=self.line_of(jump))
-
-    def handler_that_continues(self, line: int) -> Branch | None:
-        """Return the nearest handler that catches exceptions from the line and does not raise, or None if there is
-        none.
-        """
-        at = line + 1 - self.first
-        try_blocks = [node for node in self.nodes if isinstance(node, ast.Try)]
-        around = [node for node in try_blocks if node.body[0].lineno <= at <= (node.body[-1].end_lineno or 0)]
-        handlers = (handler for block in sorted(around, key=lambda block: -block.lineno) for handler in block.handlers)
-        staying = (
-            handler for handler in handlers if not any(isinstance(node, ast.Raise) for node in ast.walk(handler))
-        )
-        return next((self._branch(handler, handler.type) for handler in staying), None)
-
     def loops_around(self, line: int) -> tuple[Loop, ...]:
         """Return the loops that contain the line, innermost first."""
         return tuple(self._loop(block, line) for block in self.blocks_around(line) if isinstance(block, LoopNode))

@@ -15,7 +15,6 @@ from nsa_harness.core.collectives.alignment import DifferenceKind as Kind
 from nsa_harness.core.collectives.call_history import diverged_before_history
 from nsa_harness.core.collectives.call_patterns import broke_pattern
 from nsa_harness.core.collectives.timeline import UNKNOWN_GROUP, Event, Field, field_value
-from nsa_harness.core.collectives.wait_cycles import Link
 from nsa_harness.core.diagnosis.call_paths import (
     RelativePositions,
     diverging_frames,
@@ -30,8 +29,6 @@ from nsa_harness.core.diagnosis.context import (
     call_facts,
     event_place,
     flight_proof,
-    last_call_before_exit,
-    last_known_place,
     ledger_proof,
     place_of,
     program_frames,
@@ -59,7 +56,7 @@ def calls_differ(context: DiagnosisContext) -> Explanation | None:
     ):
         return None
     if difference is None:
-        return _out_of_batches(context) or _fewer_calls_before_exit(context)
+        return _out_of_batches(context)
     context = _with_stacks_at_divergence(context, difference)
     difference = context.difference or difference  # the same difference, computed with the new stacks
     positions = relative_positions(context, difference)
@@ -99,15 +96,6 @@ def cross_group_deadlock(context: DiagnosisContext) -> Explanation | None:
     links = context.cycle if _ended_by_mutual_wait(context) and context.difference is None else ()
     if not links:
         return None
-    skipped_calls = [found for link in links if (found := _call_under_rank_condition(context, link))]
-    if len(skipped_calls) == 1:
-        difference, branch = skipped_calls[0]
-        reason = _rank_condition_reason(context, difference, branch)
-        cause = _cause_of(difference, reason, is_under_rank=True)
-        positions = RelativePositions(left_loops={}, has_source=True)
-        # Without its oldest calls, the awaited rank may have made the call before.
-        is_certain = all(context.timelines[link.rank].is_complete for link in links)
-        return _explain(context, difference, reason, cause, positions, is_certain=is_certain)
     everyone = tuple(sorted(link.rank for link in links))
     odd_ranks = tuple(link.rank for link in links if broke_pattern(context.timelines[link.rank], link.event))
     ranks = tuple(sorted(odd_ranks)) or everyone
@@ -135,36 +123,6 @@ def cross_group_deadlock(context: DiagnosisContext) -> Explanation | None:
         proof=flight_proof(context, everyone),
         left_open=open_questions,
     )
-
-
-def _call_under_rank_condition(context: DiagnosisContext, link: Link) -> tuple[Difference, Branch] | None:
-    """Return a call in a cycle as an extra call, and the rank condition that guards it, or None if there is none."""
-    branch = _rank_branch(context, link.rank, link.event)
-    frames = program_frames(context, link.waits_for)
-    inside = (
-        [frame for frame in frames if (frame.file, frame.function) == (branch.file, branch.function)] if branch else []
-    )
-    awaited = context.timelines[link.waits_for].events
-    has_called = any(event.site == link.event.site for event in awaited)
-    if branch is None or has_called or not any(_is_behind(context, branch, frame) for frame in inside):
-        return None
-    entered = {link.rank: link.event, **({link.waits_for: awaited[-1]} if awaited else {})}
-    difference = Difference(
-        kind=Kind.EXTRA,
-        group=link.event.group,
-        ranks=(link.rank,),
-        entered_events=tuple(sorted(entered.items())),
-        absent=() if awaited else (link.waits_for,),
-        place_is_certain=True,
-        is_new_event=True,
-    )
-    return difference, branch
-
-
-def _is_behind(context: DiagnosisContext, branch: Branch, frame: Frame) -> bool:
-    """Return whether the line of `frame` comes after the whole body of the condition `branch`."""
-    is_inside = any(other.line == branch.line for other in context.program.branches(frame) if not other.leaves_block)
-    return frame.line > branch.line and not is_inside
 
 
 def _order_change_place(context: DiagnosisContext, ranks: Sequence[int], everyone: Sequence[int]) -> Place | None:
@@ -284,27 +242,6 @@ def _out_of_batches(context: DiagnosisContext) -> Explanation | None:
         step=reason.step,
         proof=tuple(path for rank in reason.ranks for path in ledger_proof(context, rank)),
     )
-
-
-def _fewer_calls_before_exit(context: DiagnosisContext) -> Explanation | None:
-    """Explain a failure in which a rank left a loop, and exited, after fewer calls than the others made in the loop."""
-    first = context.first_failure
-    if first is None or first.kind is not FailureKind.LEFT or first.rank is None:
-        return None
-    late = next((difference for difference in context.differences if first.rank in difference.absent), None)
-    expected = late.expected if late else None
-    left_at = last_call_before_exit(context, first.rank) or last_known_place(context, first.rank)
-    own_events = context.timelines[first.rank].events if first.rank in context.timelines else ()
-    if late is None or expected is None or left_at is None or all(event.site != expected.site for event in own_events):
-        return None
-    loops = [loop for frame in expected.chain for loop in context.program.loops_left(inside=frame, outside=left_at)]
-    if not loops:
-        return None
-    difference = replace(late, kind=Kind.COUNT, ranks=(first.rank,), place_is_certain=False)
-    positions = RelativePositions(left_loops={first.rank: loops[-1]}, has_source=True)
-    reason = Reason(ranks=(first.rank,))
-    cause = _cause_of(difference, reason, is_under_rank=False)
-    return _explain(context, difference, reason, cause, positions, is_certain=False)
 
 
 # The functions below build the explanation: its facts, its place and its open questions.
@@ -447,6 +384,107 @@ def _is_skipper_below_call(context: DiagnosisContext, difference: Difference) ->
     return is_below and context.program.same_function(paths.path_frame, paths.stack_frame)
 
 
+def _loop_exit(
+    context: DiagnosisContext, difference: Difference, positions: RelativePositions, ranks: Sequence[int]
+) -> Place | None:
+    """Return the line that made the ranks leave a loop too early or too late, or None if unknown.
+
+    If no statement ends the loop early, return the origin of the number of iterations or the loop's own line.
+    """
+    loop = next((positions.left_loops[rank] for rank in ranks if rank in positions.left_loops), None)
+    has_left = loop is not None
+    if loop is None and difference.kind is Kind.COUNT:
+        loop = next(loops_around_any(context, program_frames(context, ranks[0])), None)
+    if loop is None:
+        return None
+    # An exception that ends the loop counts only if nothing else explains the different numbers of iterations.
+    own_origin = (
+        origin_of_loop(context.program, Place(file=loop.file, line=loop.line), ()) if loop.exits_by_exception else None
+    )
+    line = next(
+        (jump.line for jump in (*loop.exits, *loop.skips, *(() if own_origin else loop.exits_by_exception))), None
+    )
+    others = [rank for rank in difference.all_ranks if rank not in ranks] if has_left and not loop.exits else []
+    origin = next((origin for rank in others if (origin := _iteration_count_origin(context, loop, rank))), None)
+    if line is None and origin is not None:
+        return origin.place
+    return Place(file=loop.file, line=loop.line if line is None else line, function=loop.function)
+
+
+def _iteration_count_origin(context: DiagnosisContext, outer_loop: Loop, rank: int) -> ValueOrigin | None:
+    """Return the line that sets a number of iterations that could differ between ranks, or None if unknown."""
+    frames, program = program_frames(context, rank), context.program
+    for depth, frame in enumerate(frames):
+        for loop in reversed(context.program.loops_around(frame)):
+            if (loop.file, loop.function) != (
+                outer_loop.file,
+                outer_loop.function,
+            ) or outer_loop.line <= loop.line <= outer_loop.last:
+                line = Place(file=loop.file, line=loop.line)
+                origin = origin_of_loop(program, line, tuple(reversed(frames[:depth])))
+                if origin is not None:
+                    return origin
+    return None
+
+
+def _difference_place(context: DiagnosisContext, difference: Difference, ranks: Sequence[int]) -> Place | None:
+    """Return the program line that makes the ranks' calls differ, or None if it is unknown.
+
+    That is the origin of differing arguments, or the branch that made a rank skip the call, or the call itself.
+    """
+    if difference.kind in _VALUE_CAUSES and (origin := _origin_of_values(context, difference, ranks)):
+        return origin
+    others = _other_ranks(difference)
+    if others and ranks:
+        caller, skipper = (ranks[0], others[0]) if difference.kind is Kind.EXTRA else (others[0], ranks[0])
+        path = _usual_path(context, difference, skipper)
+        place = branch_that_skipped_call(
+            context, skipper, path or program_frames(context, caller), same_rank=bool(path)
+        )
+        if place is not None:
+            return place
+    if difference.kind in (Kind.MISSING, Kind.COUNT) and difference.expected is not None:
+        rank = next((rank for rank, event in difference.entered_events if event is difference.expected), None)
+        return event_place(context, rank, difference.expected) if rank is not None else difference.expected.place
+    event = difference.event(ranks[0])
+    return event_place(context, ranks[0], event) if event else None
+
+
+def _usual_path(context: DiagnosisContext, difference: Difference, rank: int) -> tuple[Frame, ...]:
+    """Return the call path, outermost frame first, through which `rank` made the missing call in earlier steps.
+
+    Return an empty tuple if the other ranks use the same path, or if no earlier path is known.
+    """
+    expected = difference.expected
+    caller = next((rank for rank, event in difference.entered_events if event is expected), None)
+    paths = diverging_frames(context, caller, rank) if caller is not None and difference.kind is Kind.MISSING else None
+    if expected is None or paths is None or not paths.shared or paths.in_one_function:
+        return ()
+    chains = [
+        event.chain
+        for event in context.timelines[rank].events
+        if (event.op, event.place) == (expected.op, expected.place)
+    ]
+    if expected.chain and expected.chain not in chains:
+        return tuple(reversed(next(filter(None, reversed(chains)), ())))
+    return context.program.path_to_call(program_frames(context, rank), [frame.function for frame in paths.deeper])
+
+
+def _origin_of_values(context: DiagnosisContext, difference: Difference, ranks: Sequence[int]) -> Place | None:
+    """Return the line that makes the arguments of a call differ between ranks, or None if unknown."""
+    event = difference.event(ranks[0]) if ranks else None
+    if event is None or not event.from_python or event.place is None:
+        return None
+    frames = tuple(reversed(program_frames(context, ranks[0])))
+    line = (event.place.file, event.place.line)
+    position = next((at for at, frame in enumerate(frames) if (frame.file, frame.line) == line), None)
+    chain = event.chain or (() if position is None else frames[position:]) or (event.place,)
+    origin = origin_of_arguments(context.program, chain)
+    if origin is None or (not origin.differs_by_rank and context.program.same_function(origin.place, chain[0])):
+        return None
+    return origin.place
+
+
 def _as_count_difference(difference: Difference, positions: RelativePositions) -> Difference:
     """Return the difference, as one in iteration counts if some ranks left a loop that others are still in."""
     if not positions.left_loops:
@@ -485,37 +523,13 @@ def _with_rank_condition(
         if branch is not None:
             callers = tuple(other for other, call in difference.entered_events if call.site == event.site)
             others = tuple(other for other in difference.all_ranks if other not in callers)
-            other_places = [call.place for other, call in difference.entered_events if other in others]
-            if any(
-                place and event.place and context.program.chooses_between(branch, event.place, place)
-                for place in other_places
-            ):
-                continue  # it decides which of two calls a rank makes, not whether a rank makes one
-            # A branch that leaves a loop does not count if a rank has left the loop or is still above the branch.
-            if branch.leaves_block and (
-                positions.left_loops or any(_is_above(context, other, branch) for other in others)
-            ):
+            # A branch that leaves a loop does not count if a rank has left the loop.
+            if branch.leaves_block and positions.left_loops:
                 continue
             if 0 < len(others) < len(callers):
                 return replace(difference, kind=Kind.MISSING, ranks=others, expected=event), branch
             return replace(difference, kind=Kind.EXTRA, ranks=callers, expected=None), branch
     return difference, None
-
-
-def _is_above(context: DiagnosisContext, rank: int, branch: Branch) -> bool:
-    """Return whether the rank is still above the condition `branch` in the same function."""
-    frames, status_file = program_frames(context, rank), context.status_files.get(rank)
-    if (
-        status_file
-        and frames
-        and [frame.function for frame in status_file.optimizer_chain[:1]] == [frames[-1].function]
-    ):
-        frames += status_file.optimizer_chain[
-            1:
-        ]  # a heartbeat has only the innermost line, so add the frames that lead to `optimizer.step`
-    file = branch.file.rpartition("/")[2]
-    inside = (frame for frame in frames if frame.file.rpartition("/")[2] == file and frame.function == branch.function)
-    return any(frame.line < branch.line for frame in inside)
 
 
 def _rank_branch(context: DiagnosisContext, rank: int, event: Event) -> Branch | None:
