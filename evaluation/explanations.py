@@ -287,4 +287,24 @@ def section() -> list[str]:
         f"| --- |{' ---: |' * len(columns)}",
         *(f"| {label} | {' | '.join(counts[name] for _, counts in columns)} |" for name, label in LABELS.items()),
         "",
+        *healthy_paragraph(),
     ]
+
+
+def healthy_paragraph() -> list[str]:
+    """Return the paragraph of accuracy.md about recorded runs of healthy programs."""
+    rows = [row for path in sorted(ROUNDS.glob(f"*/{HEALTHY_FILE}")) for row in rows_in(path.parent, HEALTHY_FILE)]
+    if not rows:
+        return []
+    known = [row for row in rows if row["same losses"] is not None]
+    passed = sum(row["exit"] == 0 and row["verdict"] == "PASS" for row in rows)
+    text = f"""
+        {len(rows)} healthy programs of the rounds ran once without nsa-harness and once as `why` records them:
+        {passed} ended without an error both times. The losses were the same, bit for bit, in
+        {sum(row["same losses"] for row in known)} of {len(known)} programs ({sum(row["losses"] for row in known):,}
+        losses; {len(rows) - len(known)} programs differ from run to run by themselves). In
+        {sum(bool(row["division"]) for row in rows)} programs, the recordings show a division of the ranks that changes
+        what they communicate, and {sum(bool(row["findings"]) for row in rows)} have a finding.
+        `nsa-harness why` names no line of a run that passes.
+        """
+    return [*paragraph(text), ""]
