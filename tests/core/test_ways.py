@@ -263,12 +263,13 @@ def report(self, number):
 @pytest.mark.parametrize(
     ("source", "decides"),
     [
-        (FIRES, "if number % self.every"),
+        (FIRES, "except Exception"),
+        (FIRES.replace("self.failed += 1", "raise"), "if number % self.every"),
         (FIRES.replace("if not boundary", "if not boundary or batch.bad"), "if not boundary or batch.bad"),
     ],
-    ids=["a condition on a counter", "another condition"],
+    ids=["goes on", "raises", "another condition"],
 )
-def test_of_the_conditions_on_the_way_to_a_call_one_that_may_differ_decides(source: str, decides: str) -> None:
+def test_what_was_raised_on_the_way_may_have_been_caught_there(source: str, decides: str) -> None:
     """What follows from a counter and a setting is the same on every rank, and decides nothing."""
 
     def line_of(text: str) -> int:

@@ -199,9 +199,7 @@ class NamedValue:
     line: int | None  # of the condition, loop or call that the name decides; None if it decides none
     decides: bool
     values: tuple[RanksValue, ...]
-    definitions: Annotated[
-        tuple[int, ...], doc("`attach` and `read`: lines of the function that set the name, or what these lines read")
-    ] = ()
+    definitions: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

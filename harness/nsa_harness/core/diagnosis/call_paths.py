@@ -71,10 +71,14 @@ def branch_that_skipped_call(
             if (branch := context.program.deciding_branch(frame, None, same_rank=same_rank))
         )
         return _place_of(next(branches, None))
+    # If a call on the path raised an exception, the handler that caught it made the rank skip the call.
     deeper_branches = (
         branch
         for frame in paths.deeper
-        if (branch := context.program.deciding_branch(frame, None, same_rank=same_rank))
+        if (
+            branch := context.program.handler_that_continues(frame)
+            or context.program.deciding_branch(frame, None, same_rank=same_rank)
+        )
     )
     if not paths.in_one_function:  # the program makes both calls on one line
         return (_place_of(next(deeper_branches, None)) if same_rank else None) or place_of(

@@ -174,6 +174,19 @@ class Excerpt(Source):
                 return True
         return bool(conditions[0] - conditions[1]) and bool(conditions[1] - conditions[0])
 
+    def handler_that_continues(self, line: int) -> Branch | None:
+        """Return the nearest handler that catches exceptions from the line and does not raise, or None if there is
+        none.
+        """
+        at = line + 1 - self.first
+        try_blocks = [node for node in self.nodes if isinstance(node, ast.Try)]
+        around = [node for node in try_blocks if node.body[0].lineno <= at <= (node.body[-1].end_lineno or 0)]
+        handlers = (handler for block in sorted(around, key=lambda block: -block.lineno) for handler in block.handlers)
+        staying = (
+            handler for handler in handlers if not any(isinstance(node, ast.Raise) for node in ast.walk(handler))
+        )
+        return next((self._branch(handler, handler.type) for handler in staying), None)
+
     def loops_around(self, line: int) -> tuple[Loop, ...]:
         """Return the loops that contain the line, innermost first."""
         return tuple(self._loop(block, line) for block in self.blocks_around(line) if isinstance(block, LoopNode))

@@ -95,6 +95,12 @@ class ProgramSource:
         """Return the branches that determine whether the line is reached."""
         return self._around(place).branches(place.line or 0)
 
+    def handler_that_continues(self, place: Line) -> Branch | None:
+        """Return the nearest handler that catches exceptions from the line and does not raise, or None if there is
+        none.
+        """
+        return self._around(place).handler_that_continues(place.line or 0)
+
     def loops_around(self, place: Line) -> tuple[Loop, ...]:
         """Return the loops that contain the line, innermost first."""
         return self._around(place).loops_around(place.line or 0)
