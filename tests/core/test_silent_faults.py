@@ -213,6 +213,93 @@ def test_replicas_of_another_group_are_not_compared() -> None:
     assert found(of_replicas.replica_divergence, *ranks) is None
 
 
+def test_the_learning_rate_or_the_state_of_the_optimizer_is_named_that_differed_at_the_first_difference() -> None:
+    def at_step_2(checksums: str, **changes: Any) -> HealthSamples:
+        one = replica(*checksums, part=OTHER if "x" in checksums else SAME)
+        looks = [replace(look, **changes) if look.round else look for look in one.replicas[0].samples]
+        return replace(one, replicas=(replace(one.replicas[0], samples=tuple(looks)),))
+
+    rates = [at_step_2("aabbc", learning_rates=(0.1,)), at_step_2("aabbx", learning_rates=(0.05,))]
+    one = found(of_replicas.replica_divergence, rank(0, rates[0]), rank(1, rates[1]))
+    assert (one.facts["identified_by"], one.confidence >= 0.9) == ("learning rate", True)
+    assert "ranks 0, 1 train with different learning rates: 0.1 on rank 0, 0.05 on rank 1" in one.claim
+    states = [at_step_2("aabbc", optimizer_state="1"), at_step_2("aabbx", optimizer_state="2")]
+    one = found(of_replicas.replica_divergence, rank(0, states[0]), rank(1, states[1]))
+    assert one.facts["identified_by"] == "optimizer state"
+    unknown = [at_step_2("aabbc", optimizer_state="1"), at_step_2("aabbx", optimizer_state="")]
+    assert found(of_replicas.replica_divergence, rank(0, unknown[0]), rank(1, unknown[1])).facts["identified_by"] == ""
+
+
+def test_the_part_that_differs_first_is_the_place_if_others_follow_it() -> None:
+    def with_parts(checksums: str, parts: tuple[str, ...], last: ParameterBlock) -> HealthSamples:
+        one = replica(*checksums, names=(("a", "a"), ("b", "b")), blocks=(last, last))
+        looks = zip(one.replicas[0].samples, parts, strict=True)
+        samples = tuple(replace(look, block_checksums=text) for look, text in looks)
+        return replace(one, replicas=(replace(one.replicas[0], samples=samples),))
+
+    first = with_parts("aabbc", ("1111aaaa",) * 5, SAME)
+    second = with_parts("aabyz", (*("1111aaaa",) * 3, "1111bbbb", "2222bbbb"), OTHER)
+    one = found(of_replicas.replica_divergence, rank(0, first), rank(1, second))
+    assert (one.place, one.facts["first_parts"], one.facts["parts"]) == (Place(parameter="b"), ["b"], ["a", "b"])
+    assert "next forward pass, first in b: rank 1" in one.claim
+
+
+# Buffers and copies of a model.
+
+
+def companion(
+    *parts: str, kind: str = "buffers", last: tuple[ParameterBlock, ...] = (SAME, SAME), **changes: Any
+) -> Any:
+    looks = tuple(
+        ReplicaSample(at="stepped", round=number, steps=number, checksum=text, block_checksums=text)
+        for number, text in enumerate(parts)
+    )
+    names = (("codes", "codes"), ("seen", "seen"))
+    facts = {"samples": looks, "names": names, "blocks": last, "in_ddp": False, "kind": kind, "type": "Quantizer"}
+    return replica(**{**facts, **changes})
+
+
+CODES = tuple(f"{number:04}" for number in range(8))
+OWN = companion(*(f"{code}own{number}" for number, code in enumerate(CODES)), last=(SAME, OTHER))
+RESTARTED = companion(*(f"{code}aaaa" for code in (*CODES[:5], "xxxx", "yyyy", "zzzz")), last=(OTHER, SAME))
+BY_CHANCE = ("0000", "0001", "xxxx", "yyyy", "zzzz", "vvvv", "wwww", "uuuu")
+
+
+def test_a_buffer_that_several_changes_kept_equal_and_that_then_differs_to_the_end_is_found() -> None:
+    equal = companion(*(f"{code}aaaa" for code in CODES))
+    one = found(of_replicas.replica_divergence, rank(0, equal), rank(1, RESTARTED))
+    assert (one.code, one.ranks, one.confidence) == ("replica_divergence", (0, 1), 0.85)
+    assert (one.place, one.facts["last_step"]) == (Place(parameter="codes"), 5)
+    assert (
+        "the buffers codes of Quantizer changed alike on ranks 0, 1, and have differed since the end of step 5"
+        in one.claim
+    )
+    copies = [
+        companion(*(f"{code}aaaa" for code in CODES), kind="copy"),
+        replace(RESTARTED, replicas=(replace(RESTARTED.replicas[0], kind="copy"),)),
+    ]
+    one = found(of_replicas.replica_divergence, rank(0, copies[0]), rank(1, copies[1]))
+    assert "Quantizer, a copy of the model, changed alike on ranks 0, 1, and has differed since" in one.claim
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        companion(*(f"{code}aaaa" for code in CODES)),
+        OWN,
+        companion(*(f"{code}aaaa" for code in BY_CHANCE), last=(OTHER, SAME)),
+        companion(*(f"{code}aaaa" for code in (*CODES[:5], "xxxx", "yyyy", "0007"))),
+        companion(*(f"{code}aaaa" for code in (*CODES[:6], "xxxx", "yyyy")), last=(OTHER, SAME)),
+        replace(RESTARTED, replicas=(replace(RESTARTED.replicas[0], type="Ema"),)),
+        replace(RESTARTED, replicas=(replace(RESTARTED.replicas[0], blocks=(replace(SAME, checksum="bb"), SAME)),)),
+    ],
+    ids=["equal", "own statistics", "equal by chance", "equal again", "only at the end", "another module", "rounding"],
+)
+def test_buffers_that_need_not_be_equal_are_no_finding(other: HealthSamples) -> None:
+    equal = companion(*(f"{code}aaaa" for code in CODES))
+    assert found(of_replicas.replica_divergence, rank(0, equal), rank(1, other)) is None
+
+
 # Models outside of DDP.
 
 
@@ -389,6 +476,17 @@ def test_the_line_that_uses_such_a_parameter_is_its_place() -> None:
     )
     one = found(of_silence.no_gradient, rank(0), rank(1, looks))
     assert one.place == replace(used, parameter="encoder.weight", module="encoder")
+
+
+def test_a_collective_without_autograd_that_got_the_results_is_named_as_the_reason() -> None:
+    cut = HealthSamples(
+        without_gradient=("text.weight",), without_gradient_count=1, sample_count=6, gradient_cut_place=LINE,
+        gradient_cut_op="all_gather",
+    )  # fmt: skip
+    one = found(of_silence.no_gradient, rank(0, cut), rank(1, cut))
+    assert (one.facts["variant"], one.place.line) == ("gathered_without_gradient", LINE.line)
+    assert "Their results go into all_gather (" in one.claim
+    assert one.advice.startswith("Use torch.distributed.nn.functional.all_gather")
 
 
 def test_gradients_that_are_zero_at_every_look_are_told_of_the_ranks_that_have_them() -> None:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from builders import board, call, case, ended, evidence, finding_of, rank_evidence
 
 from nsa_harness.core.diagnosis.rules.stragglers import straggler
+from nsa_harness.core.evidence.evidence import Source
 from nsa_harness.core.evidence.health_records import read_health_samples
-from nsa_harness.core.evidence.health_samples import DataWait, HealthSamples, StepTimes
+from nsa_harness.core.evidence.health_samples import DataWait, HealthSamples, LineShare, StepTimes
 from nsa_harness.core.report import Place
 
 LINE = Place(file="/home/ada/train.py", line=18, function="step")
@@ -28,10 +30,9 @@ def times(own_s: float | Callable[[int], float], passed_s: float = 1.0, **change
     return HealthSamples(step_times=tuple(StepTimes(**row) for row in rows))
 
 
-def found(*ranks: HealthSamples | None, **changes: Any) -> Any:
-    explanation = straggler(
-        case(evidence(*(rank_evidence(n, exit=ended(n), health=one, **changes) for n, one in enumerate(ranks))))
-    )
+def found(*ranks: HealthSamples | None, sources: tuple[Source, ...] = (), **changes: Any) -> Any:
+    members = (rank_evidence(n, exit=ended(n), health=one, **changes) for n, one in enumerate(ranks))
+    explanation = straggler(case(evidence(*members, sources=sources)))
     return finding_of(explanation) if explanation else None
 
 
@@ -45,6 +46,23 @@ def test_the_rank_for_which_the_others_wait_in_every_step_is_named() -> None:
     assert one.facts["other_ranks"] == [0, 2, 3]
     assert one.proof == tuple(f"rank{number}/looks.jsonl" for number in range(4))
     assert "rank 1 needs 2.2 times as long per step as the median of ranks 0, 2, 3" in one.claim
+
+
+def lines(own_s: float, **counts: int) -> HealthSamples:
+    """The times of a rank, and how often each function was seen, on its line 18."""
+    shares = tuple(LineShare(place=replace(LINE, function=name), count=count) for name, count in counts.items())
+    return replace(times(own_s), lines=shares, line_samples=sum(counts.values()))
+
+
+def test_the_function_is_named_in_which_the_slow_rank_spends_more_of_its_time_than_the_others() -> None:
+    loop = Source(file=LINE.file, first=16, text="def prepare(rows):\n    for row in rows:\n        clean(row)\n")
+    ranks = [lines(0.4, backward=18, step=2), lines(0.9, prepare=12, backward=6, step=2)]
+    one = found(*ranks, sources=(loop,))
+    assert (one.place, one.facts["loop_line"]) == (replace(LINE, function="prepare"), 17)
+    assert "It spends 60 % of its time in prepare" in one.claim
+    assert "in the loop in line 17, against 0 % on the others" in one.claim
+    assert found(lines(0.4, backward=18, step=2), lines(0.9, backward=8, step=2)).place is None
+    assert found(lines(0.4, backward=9, step=11), lines(0.9, backward=12, step=8)).place is None
 
 
 def test_of_two_slow_ranks_both_are_named() -> None:

@@ -26,8 +26,16 @@ from nsa_harness.probe.fingerprint import (
     size_and_sum,
     values_of,
 )
+from nsa_harness.probe.gradients import cut_of, note_cut
 from nsa_harness.probe.health_samples import is_sampled
-from nsa_harness.probe.replicas import _all_reduced, forget_reduced, note_reduced
+from nsa_harness.probe.replicas import (
+    LiveReplica,
+    _all_reduced,
+    belongings,
+    forget_reduced,
+    note_reduced,
+    optimizer_facts,
+)
 
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
@@ -119,6 +127,64 @@ def test_gradients_are_reduced_where_each_was_summed_since_the_newest_backward_b
     note_reduced(model.weight.grad[:1])
     note_reduced(model.bias.grad)
     assert not _all_reduced(every), "another tensor begins where the gradient does"
+
+
+class Quantizer(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = torch.nn.Linear(2, 3), torch.nn.Linear(3, 2)
+        self.norm = torch.nn.BatchNorm1d(2)
+        for name, tensor in {"codes": torch.ones(4, 2), "count": torch.ones(4, dtype=torch.int64)}.items():
+            self.register_buffer(name, tensor)
+        self.register_buffer("cache", torch.ones(3), persistent=False)
+
+
+def test_buffers_and_copies_of_a_model_belong_to_it_and_statistics_caches_and_counters_do_not() -> None:
+    model, average, other = Quantizer(), Quantizer(), torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Linear(3, 2))
+    shadow = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    own_weights = dict(model.named_parameters())
+    original = LiveReplica(0, model, "model")
+    found = list(belongings([original]))
+    things = [(thing, kind) for thing, kind, _ in found]
+    assert (things[0][0] is model, things[0][1]) == (True, "buffers")
+    assert {id(thing) for thing, kind in things if kind == "copy"} == {id(average), id(shadow)}
+    assert not {id(thing) for thing, _ in things} & {id(other), id(own_weights)}
+    buffers = LiveReplica(1, model, "buffers", original)
+    assert [name for name, _ in buffers._tensors()] == ["codes"]
+    model.broadcast_buffers = True
+    assert buffers._tensors() == []
+
+
+def test_a_dict_is_released_once_the_program_has_dropped_it() -> None:
+    tensors = {"a": torch.ones(2), "b": torch.ones(2)}
+    replica = LiveReplica(0, tensors, "copy")
+    assert replica.model() is tensors
+    del tensors
+    assert replica.model() is None
+
+
+def test_the_state_of_an_optimizer_counts_if_it_covers_the_whole_model() -> None:
+    model = torch.nn.Linear(2, 3)
+    optimizer = torch.optim.Adam([model.weight], lr=0.5)
+    model(torch.ones(2)).sum().backward()
+    optimizer.step()
+    replica = LiveReplica(0, model, "model")
+    assert optimizer_facts([optimizer], replica) == {"rates": [0.5], "state": ""}
+    other = torch.optim.Adam([model.bias], lr=0.1)
+    other.step()
+    both = optimizer_facts([optimizer, other], replica)
+    assert (both["rates"], bool(both["state"])) == ([0.5, 0.1], True)
+    other.step()
+    assert optimizer_facts([optimizer, other], replica)["state"] != both["state"]
+
+
+def test_a_collective_without_autograd_is_the_reason_if_all_parameters_without_gradient_lie_behind_it() -> None:
+    text, image = torch.nn.Linear(2, 3), torch.nn.Linear(2, 3)
+    note_cut("all_gather a.py:3:f", [text(torch.ones(2)).tanh()])
+    note_cut("all_gather a.py:9:f", [torch.ones(2)])
+    weights = {id(parameter) for parameter in text.parameters()}
+    assert cut_of(weights) == cut_of({id(text.bias)}) == "all_gather a.py:3:f"
+    assert cut_of({*weights, id(image.weight)}) == cut_of(set()) == ""
 
 
 def test_the_first_steps_are_looked_at_and_then_eight_an_octave() -> None:

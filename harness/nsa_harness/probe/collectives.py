@@ -10,8 +10,10 @@ from typing import Any
 
 from .. import protocol
 from .chains import Chains
+from .gradients import CUTTING, note_cut
 from .groups import Groups
 from .patches import TroubleLog, after_import, compiling_test, patch
+from .places import frame_place, innermost
 from .replicas import note_broadcast, note_reduced
 from .status_file import StatusFileWriter
 from .waits import Handle, OngoingWait, Waits
@@ -135,6 +137,7 @@ GRADIENTS, NO_GRADIENTS = protocol.CALL_GRADIENTS, protocol.CALL_NO_GRADIENTS
 # all_reduce calls that are inspected before the first step. A program with more of them reduces no gradients this way,
 # or takes steps that the probe does not see.
 REDUCTIONS_LIMIT = 4096
+CUT_CALLS_LIMIT = 64  # calls of each operation that are inspected for gradients
 ELEMENTS_MAX = 2**64 - 1
 NO_PEER = -1
 
@@ -255,6 +258,7 @@ class Operation(CallArguments):
             self._status_file.event_code("returned", name),
         )
         self._changes_groups = name in GROUP_ENDERS
+        self._cuts_left = CUT_CALLS_LIMIT if name in CUTTING else 0  # how many more calls are inspected
 
     def enter(self, arguments: Any, options: Any) -> list[Any] | None:
         """Record the start of a call, and return the state for `leave`, or None inside another collective."""
@@ -283,6 +287,8 @@ class Operation(CallArguments):
                     note_broadcast(self.payload(arguments, options))
             if self._reductions_left:
                 self._note_reduction(arguments, options)
+            if self._cuts_left and self._grad_enabled():
+                self._note_cut(arguments, options, _getframe(2))
             call_hash = (self._hash ^ chain.hash) + (elements if self._has_equal_sizes else 0)
         except Exception as error:
             self._trouble.note("collective details", error)
@@ -325,6 +331,13 @@ class Operation(CallArguments):
         )
         if (group := self.group(arguments, options)) is None or group is self._c10d.GroupMember.WORLD:
             note_reduced(self.payload(arguments, options))
+
+    def _note_cut(self, arguments: Any, options: Any, frame: Any) -> None:
+        """Record a call that is given tensors with a gradient, although it returns tensors without one."""
+        self._cuts_left -= 1
+        tensors = [tensor for tensor in self.tensors(arguments, options) if tensor.requires_grad]
+        if tensors and (line := innermost(frame, self._waits.foreign)) is not None:
+            note_cut(f"{self.op} {frame_place(line)}", tensors)
 
     def _group_name_string(self, arguments: Any, options: Any) -> int:
         """Return the index of the process group's name in the status file's string table.

@@ -21,6 +21,38 @@ VALUES_BYTES = 64  # per parameter without a gradient
 HUGE = 1e20  # no program initialises a parameter to such a value or to NaN; uninitialised memory may contain either
 
 
+CUTTING = frozenset(
+    {"_all_gather_base", "all_gather", "all_gather_into_tensor", "all_to_all", "all_to_all_single", "gather"}
+)
+CUTS_LIMIT = 8  # lines that are inspected
+NODES_LIMIT = 20_000  # nodes of the autograd graph that are inspected per line
+_cuts: dict[str, set[int]] = {}  # line and operation -> ids of the parameters behind the tensors that it was given
+
+
+def note_cut(place: str, tensors: list[Any]) -> None:
+    """Record the parameters whose gradients a collective without autograd does not pass on.
+
+    Such a collective returns tensors without a graph. `place`: its line and name. Its first call is inspected.
+    """
+    if place in _cuts or len(_cuts) >= CUTS_LIMIT:
+        return
+    seen = {tensor.grad_fn for tensor in tensors if tensor.requires_grad and tensor.grad_fn is not None}
+    queue = list(seen)
+    parameters = _cuts[place] = set()
+    while queue and len(seen) < NODES_LIMIT:
+        node = queue.pop()
+        if (leaf := getattr(node, "variable", None)) is not None:
+            parameters.add(id(leaf))
+        fresh = {following for following, _ in node.next_functions if following is not None} - seen
+        seen |= fresh
+        queue += fresh
+
+
+def cut_of(parameters: set[int]) -> str:
+    """Return the line and name of a collective that was given results of all these parameters, or ""."""
+    return next((place for place, behind in _cuts.items() if parameters and parameters <= behind), "")
+
+
 class _Model:
     """A model and the problems found in its gradients."""
 

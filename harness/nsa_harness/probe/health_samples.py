@@ -18,7 +18,7 @@ from .. import protocol
 from . import replicas
 from .exceptions import DroppedBatchCounter
 from .fingerprint import Unreadable, all_zero, not_finite, sample_bytes, trained_parameters
-from .gradients import GradientSamples
+from .gradients import GradientSamples, cut_of
 from .hooks import FetchTimes
 from .names import ModuleNames
 from .patches import TroubleLog, compiling_test, patch
@@ -205,6 +205,7 @@ class HealthSampler:
             "never": len(never),
             "never_names": never[:NAMES_LIMIT],
             "never_place": self._used_at(tuple(never)) if steps.count >= STEADY_AFTER else "",
+            "cut": cut_of(steps.missing_gradients or set()) if never else "",
             "still": steps.zero_gradients,
             **self._fetches.record(),
             **(self.step_times.record() if steps.is_first else {}),
@@ -273,8 +274,8 @@ class HealthSampler:
             return None
         return not_finite(sample_bytes(loss, 16), str(loss.dtype))
 
-    def _add_replica(self, model: Any, *, wrapped: bool = True) -> None:
-        replica = replicas.LiveReplica(len(self._replicas), model, wrapped=wrapped)
+    def _add_replica(self, model: Any, kind: str = "ddp", original: replicas.LiveReplica | None = None) -> None:
+        replica = replicas.LiveReplica(len(self._replicas), model, kind, original)
         self._replicas.append(replica)
         self._write(replica.header())
         self._names.at_next_forward = self._at_forward
@@ -283,7 +284,12 @@ class HealthSampler:
         """Before the first step, add the models that are not wrapped in DDP to the sampled replicas."""
         models = list(replicas.models_without_ddp(self._names.models(), self._replicas))
         for model in models[: replicas.INSTANCES_LIMIT - len(self._replicas)]:
-            self._add_replica(model, wrapped=False)
+            self._add_replica(model, "model")
+
+    def _find_belongings(self) -> None:
+        """After the first step, add the buffers and the copies of the sampled models."""
+        for thing, kind, original in list(replicas.belongings(self._living_replicas())):
+            self._add_replica(thing, kind, original)
 
     def _sample_before_step(self) -> None:
         for replica in self._living_replicas():
@@ -301,6 +307,8 @@ class HealthSampler:
         key = self._losses or self._total_steps
         self._iteration += key != self._iteration_key
         self._iteration_key = key
+        if self._total_steps == 1:
+            self._trouble.attempt("copies of models", self._find_belongings)
         if not is_sampled(self._iteration):
             return
         for replica in self._living_replicas():
@@ -316,14 +324,15 @@ class HealthSampler:
 
     def _replica_sample(self, replica: replicas.LiveReplica, at: str) -> dict[str, Any]:
         header = {"at": at, "ddp": replica.number, "round": self._iteration, "steps": self._total_steps}
-        return {**header, **replica.sample()}
+        facts = replicas.optimizer_facts(self._optimizers, replica) if replica.kind in ("ddp", "model") else {}
+        return {**header, **facts, **replica.sample()}
 
     def _at_exit(self) -> None:
         dist = sys.modules.get("torch.distributed")
         open_group = bool(dist and dist.is_available() and dist.is_initialized())
         self._write({"at": "exit", "step": self._step - 1, "open_group": open_group, **self._loss_counts()})
         for replica in self._living_replicas():
-            if not replica.wrapped:
+            if replica.kind == "model":
                 self._write(self._replica_sample(replica, "over"))
         for records in self.record_sources:
             for record in records():

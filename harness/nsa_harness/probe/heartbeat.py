@@ -10,15 +10,17 @@ import signal
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from .. import protocol
 from .patches import TroubleLog
-from .places import foreign_code, frame_place, innermost_own
+from .places import foreign_code, frame_place, innermost_own, place_text
 from .status_file import StatusFileWriter
 
 INTERVAL_S = 0.25
+LINES_LIMIT, WRITTEN_LINES = 512, 24  # lines of the program that are counted, and that are written at the end
 THREAD_NAME = "nsa-harness-beat"
 
 
@@ -39,6 +41,7 @@ class Heartbeat:
         self._last_answered = 0
         self._last_counts = (0, 0)
         self._last_position: object = None
+        self._line_counts: Counter[Any] = Counter()  # (code, line) -> number of heartbeats after the first step
         self._main_thread = threading.main_thread().ident or 0
         self._foreign = foreign_code(sys.modules["torch"])
         self._counter: Callable[..., bytes] | None = self._flight.summary_function()
@@ -76,10 +79,21 @@ class Heartbeat:
         if self._status_file.is_exiting:
             return  # the line of an exit handler is not the line from which the program exited
         frame = innermost_own(sys._current_frames().get(self._main_thread), self._foreign)
-        if frame is None or (frame.f_code, frame.f_lineno) == self._last_position:
+        if frame is None:
             return
-        self._last_position = (frame.f_code, frame.f_lineno)
+        position = frame.f_code, frame.f_lineno
+        if self._status_file.step > 1 and (position in self._line_counts or len(self._line_counts) < LINES_LIMIT):
+            self._line_counts[position] += 1
+        if position == self._last_position:
+            return
+        self._last_position = position
         self._status_file.write_last_line(frame_place(frame))
+
+    def line_records(self) -> list[dict[str, Any]]:
+        """Return one record with the lines that the main thread executed at the heartbeats after its first step."""
+        counts = self._line_counts.most_common(WRITTEN_LINES)
+        lines = [[place_text(code.co_filename, line, code.co_name), count] for (code, line), count in counts]
+        return [{"at": "lines", "samples": self._line_counts.total(), "lines": lines}] if lines else []
 
     def _count(self) -> None:
         """Record the number of collectives enqueued and completed so far. This costs about 0.3 ms."""

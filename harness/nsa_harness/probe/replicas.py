@@ -3,14 +3,15 @@
 DDP keeps replicas equal by giving them equal gradients. A program that reduces gradients itself does the same. No code
 compares the parameters afterwards, so replicas that differ once differ from then on. The samples of all ranks together
 show when replicas diverged, which rank changed outside of its optimizer, and whether models without DDP were meant to
-be equal.
+be equal. Buffers that DDP does not broadcast, and copies of a model such as a moving average, are sampled as well.
 """
 
 from __future__ import annotations
 
+import gc
 import sys
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from .fingerprint import Unreadable, checksum, sample_bytes, size_and_sum, values_of
@@ -21,6 +22,9 @@ DDP_MODULE = "torch.nn.parallel.distributed"
 INSTANCES_LIMIT = 4
 PARAMETERS_LIMIT = 512
 PARTS_LIMIT = 24  # parts of a model; each part has its own checksum
+RATES_LIMIT = 8  # learning rates of a model
+COPIES_LIMIT = 2  # copies of models that are compared
+COPY_BYTES = 64 << 20  # a dict of tensors is only kept alive, until the next sample, if it has at most this size
 BYTES_LIMIT = 128 << 10  # per sample of all parameters
 VALUES_LIMIT = 4096
 BROADCAST_LIMIT = 1 << 14
@@ -30,13 +34,15 @@ LOCAL = "post_localSGD"
 
 
 class LiveReplica:
-    """A model in this process whose parameters are compared between ranks."""
+    """Tensors of this process that are compared between ranks."""
 
-    def __init__(self, number: int, model: Any, *, wrapped: bool = True) -> None:
+    def __init__(self, number: int, model: Any, kind: str = "ddp", original: LiveReplica | None = None) -> None:
         self.number = number
-        self.model = weakref.ref(model)
-        self.wrapped = wrapped  # whether DDP wraps the model
-        self.needs_sample = wrapped  # sample the parameters before the next forward
+        # Only a dict has no weak references. It is released once nothing else refers to it.
+        self.model: Callable[[], Any] = _Kept(model) if type(model) is dict else weakref.ref(model)
+        self.kind = kind  # "ddp": a model in DDP; "model": another one; "buffers" of a model; "copy" of a model
+        self.original = original or self  # the model that these buffers, or this copy, belong to
+        self.needs_sample = kind == "ddp"  # take a sample before the next forward
 
     def header(self) -> dict[str, Any]:
         """Return a record that describes this replica, including its first checksums.
@@ -44,39 +50,77 @@ class LiveReplica:
         The record lists the ranks that have this replica, whether the parameters were broadcast, and the parts of the
         model. Each part is given by the names of its first and last parameter.
         """
-        model: Any = self.model()
         dist: Any = sys.modules["torch.distributed"]
-        group = model.process_group if self.wrapped else None
+        group = getattr(self.original.model(), "process_group", None) if self.original.kind == "ddp" else None
         members = sorted(dist.get_process_group_ranks(group))
-        every = _ddp_parameters(model)
+        every = self._tensors()
         parts = [[names[0], names[-1]] for names, _ in _parts(every)]
         was_broadcast = bool(every) and all(parameter.data_ptr() in _broadcast_addresses for _, parameter in every)
         facts: dict[str, Any] = {
-            "wrapped": self.wrapped,
+            "wrapped": self.kind == "ddp",
             "broadcast": was_broadcast,
             "ranks": ranges(members),
             "parts": parts,
         }
         facts |= _name_checksums([names for names, _ in _parts(every)])
-        if not self.wrapped:
+        if self.kind in ("buffers", "copy"):
+            facts |= {"kind": self.kind, "of": type(_inner(self.model())).__name__}
+        elif self.kind != "ddp":
             facts["reduced"] = _all_reduced(every)
         return {"at": "made", "ddp": self.number, **facts, **self.sample()}
 
     def parameters(self) -> set[int]:
         """Return the ids of the model's parameters."""
         model: Any = self.model()
-        return set() if model is None else {id(parameter) for parameter in model.parameters()}
+        return set() if model is None or self.kind == "copy" else {id(parameter) for parameter in model.parameters()}
 
     def sample(self) -> dict[str, Any]:
-        """Return checksums of the model, and a checksum, norm and sum per part, in about 3 us per parameter."""
-        model: Any = self.model()
-        parts = list(_parts(_ddp_parameters(model)))
+        """Return checksums over the current tensors.
+
+        There is a checksum of the whole model, and a checksum, norm and sum for each of its parts. Costs about 3 us per
+        parameter, plus the time to read its bytes.
+        """
+        parts = list(_parts(self._tensors()))
         count = max(1, sum(len(parameters) for _, parameters in parts))
         samples = [_part_sample(parameters, BYTES_LIMIT // count, VALUES_LIMIT // count) for _, parameters in parts]
         whole = 0
         for part in samples:
             whole = checksum(part[0].encode(), whole)
-        return {"sum": f"{whole:08x}", "seen": samples, "hook": _custom_hook(model)}
+        return {"sum": f"{whole:08x}", "seen": samples, "hook": _custom_hook(self.original.model())}
+
+    def _tensors(self) -> list[tuple[str, Any]]:
+        model = self.model()
+        if self.kind == "buffers":
+            return _buffers(model)
+        return _copied_tensors(model) if self.kind == "copy" else _ddp_parameters(model)
+
+
+def optimizer_facts(optimizers: Iterable[Any], replica: LiveReplica) -> dict[str, Any]:
+    """Return the learning rates of a model's parameters, and a checksum of the optimizers' state, "" if incomplete."""
+    parameters = {id(parameter) for _, parameter in _ddp_parameters(replica.model())}
+    rates, crc, covered = [], 0, set()
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            members = [parameter for parameter in group["params"] if id(parameter) in parameters]
+            rates += [float(group["lr"])] if members and type(group.get("lr")) in (int, float) else []
+            for parameter in members:
+                tensors = [value for value in optimizer.state.get(parameter, {}).values() if hasattr(value, "data_ptr")]
+                covered |= {id(parameter)} if tensors else set()
+                for tensor in tensors:
+                    crc = checksum(_memory(tensor, max(256, BYTES_LIMIT // len(parameters))), crc)
+    return {"rates": rates[:RATES_LIMIT], "state": f"{crc:08x}" if parameters and covered == parameters else ""}
+
+
+class _Kept:
+    """A reference to a dict, which ends once nothing else refers to this dict."""
+
+    def __init__(self, tensors: dict[str, Any]) -> None:
+        self._tensors: dict[str, Any] | None = tensors
+
+    def __call__(self) -> dict[str, Any] | None:
+        if sys.getrefcount(self._tensors) <= 2:  # the attribute, and the argument of this call
+            self._tensors = None
+        return self._tensors
 
 
 _broadcast_addresses: set[int] = set()  # addresses of tensors that were broadcast
@@ -121,6 +165,89 @@ def models_without_ddp(models: Iterable[Any], replicas: Iterable[LiveReplica]) -
             yield model
 
 
+def belongings(originals: Sequence[LiveReplica]) -> Iterator[tuple[Any, str, LiveReplica]]:
+    """Yield what else should be equal on all ranks that have these models, with its kind and its model.
+
+    This is the buffers of a model, and copies of it: other modules, or dicts, with tensors of the same names and
+    shapes. Costs about 50 ms, because all objects of the process are inspected.
+    """
+    models = [(replica, replica.model()) for replica in originals]
+    yield from ((model, "buffers", replica) for replica, model in models if _buffers(model))
+    known = {id(module) for _, model in models for module in model.modules()}
+    storages = {parameter.data_ptr() for _, model in models for parameter in model.parameters()}
+    shapes = [(replica, {name: tensor.shape for name, tensor in _ddp_parameters(model)}) for replica, model in models]
+    copies = 0
+    for candidate in _modules_and_dicts(sys.modules["torch"]):
+        tensors = dict(_copied_tensors(candidate)) if id(candidate) not in known else {}
+        for replica, shape_of in shapes:
+            if (
+                copies < COPIES_LIMIT
+                and 1 < len(shape_of) <= len(tensors)
+                and all(name in tensors and tensors[name].shape == shape for name, shape in shape_of.items())
+                and storages.isdisjoint(tensor.data_ptr() for tensor in tensors.values())
+                and (type(candidate) is not dict or _size(tensors.values()) <= COPY_BYTES)
+            ):
+                copies += 1
+                storages |= {tensor.data_ptr() for tensor in tensors.values()}
+                yield candidate, "copy", replica
+
+
+def _modules_and_dicts(torch: Any) -> Iterator[Any]:
+    """Yield the modules of this process, and its dicts of tensors."""
+    is_module: dict[type, bool] = {}
+    tensor_types = (torch.Tensor, torch.nn.Parameter)
+    for thing in gc.get_objects():
+        kind = type(thing)
+        if kind is dict:
+            if thing and type(next(iter(thing.values()))) in tensor_types:
+                items = list(thing.items())
+                if all(type(name) is str and type(value) in tensor_types for name, value in items):
+                    yield thing
+            continue
+        if kind not in is_module:
+            is_module[kind] = torch.nn.Module in type.__dict__["__mro__"].__get__(kind)
+        if is_module[kind]:
+            yield thing
+
+
+def _size(tensors: Iterable[Any]) -> int:
+    return sum(
+        tensor.numel() * tensor.element_size() if tensor.device.type == "cpu" else COPY_BYTES for tensor in tensors
+    )
+
+
+def _copied_tensors(model: Any) -> list[tuple[str, Any]]:
+    """Return the named tensors of a copy of a model: all parameters of a module, or the values of a dict."""
+    tensors = model.items() if type(model) is dict else model.named_parameters()
+    every = [(name.removeprefix("module."), tensor) for name, tensor in list(tensors) if tensor.is_floating_point()]
+    return every[: PARAMETERS_LIMIT * 2]
+
+
+def _buffers(model: Any) -> list[tuple[str, Any]]:
+    """Return the named buffers that should be equal on all ranks if they ever are.
+
+    Skipped are buffers that DDP broadcasts, the statistics of torch's normalization layers, buffers that are not saved,
+    which are caches, and everything that has no floating-point numbers, such as a counter or the state of a generator.
+    """
+    if getattr(model, "broadcast_buffers", False):
+        return []
+    return [
+        (f"{path}.{name}" if path else name, buffer)
+        for path, module in _inner(model).named_modules()
+        if all(base.__name__ != "_NormBase" for base in type(module).__mro__)
+        for name, buffer in module._buffers.items()
+        if buffer is not None
+        and name not in module._non_persistent_buffers_set
+        and buffer.is_floating_point()
+        and not hasattr(buffer, "_local_tensor")
+    ][:PARAMETERS_LIMIT]
+
+
+def _inner(model: Any) -> Any:
+    """Return the model inside of DDP, or the model itself."""
+    return model.module if hasattr(model, "parameters_to_ignore") else model
+
+
 def watch(note_model: Callable[[Any], object], trouble: TroubleLog) -> None:
     """Call `note_model` with each new DistributedDataParallel model."""
 
@@ -135,10 +262,9 @@ def watch(note_model: Callable[[Any], object], trouble: TroubleLog) -> None:
 def _ddp_parameters(model: Any) -> list[tuple[str, Any]]:
     """Return the named parameters whose gradients DDP reduces and that are not sharded, or a sample of many."""
     ignored_names = getattr(model, "parameters_to_ignore", ())
-    inner = model.module if hasattr(model, "parameters_to_ignore") else model
     every = [
         (name, parameter)
-        for name, parameter in inner.named_parameters()
+        for name, parameter in _inner(model).named_parameters()
         if parameter.requires_grad and name not in ignored_names and not hasattr(parameter, "_local_tensor")
     ]
     stride = -(-len(every) // PARAMETERS_LIMIT) or 1

@@ -235,7 +235,10 @@ class ProcessProbe:
         from .heartbeat import Heartbeat
 
         self.trouble.attempt("device progress", lambda: self._watch_device(status_file))
-        Heartbeat(status_file, self._directory, self.trouble, self._pieces).start()
+        heartbeat = Heartbeat(status_file, self._directory, self.trouble, self._pieces)
+        if self._sampler is not None:
+            self._sampler.record_sources.append(heartbeat.line_records)
+        heartbeat.start()
 
     def _start_server(self) -> None:
         from .heartbeat import start_worker_server

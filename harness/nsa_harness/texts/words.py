@@ -452,7 +452,17 @@ def trouble(item: Trouble) -> str:
     return f"{item.what}{rank}: {item.why}"
 
 
-_VITAL_HEAD = ("rank:", "loss:", "gradients", "buckets", "longest gap:", "peak memory:")
+_VITAL_HEAD = (
+    "rank:",
+    "loss:",
+    "gradients",
+    "buckets",
+    "median step:",
+    "90 % of steps:",
+    "own part:",
+    "longest gap:",
+    "peak memory:",
+)
 
 
 def vital_table(outcome: Outcome) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
@@ -463,6 +473,7 @@ def vital_table(outcome: Outcome) -> tuple[tuple[str, ...], list[tuple[str, ...]
             loss(row.loss),
             row.gradients or UNKNOWN,
             row.buckets or UNKNOWN,
+            *(_step_time(duration_s) for duration_s in (row.step_s, row.step_p90_s, row.own_s)),
             seconds(row.longest_gap_s),
             size(row.peak_rss_bytes),
         )
@@ -470,6 +481,10 @@ def vital_table(outcome: Outcome) -> tuple[tuple[str, ...], list[tuple[str, ...]
     ]
     columns = [column for column in range(len(_VITAL_HEAD)) if any(row[column] != UNKNOWN for row in rows)]
     return tuple(_VITAL_HEAD[c] for c in columns), [tuple(row[c] for c in columns) for row in rows]
+
+
+def _step_time(duration_s: float | None) -> str:
+    return UNKNOWN if duration_s is None else f"{duration_s:.3f} s"
 
 
 def ending_counts(endings: FailureCounts) -> str:

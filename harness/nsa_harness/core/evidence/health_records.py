@@ -13,6 +13,7 @@ from nsa_harness.core.evidence.health_samples import (
     DroppedBatches,
     GradientArrivals,
     HealthSamples,
+    LineShare,
     MemoryGrowth,
     MemorySample,
     NonFiniteValue,
@@ -86,6 +87,12 @@ class _Reader:
             )
         elif kind == "grown":
             self._change(memory_growth=tuple(_read_memory_growth(record))[:_MAX_LINES])
+        elif kind == "lines":
+            lines = [(read_place(str(text)), int(count)) for text, count in record["lines"][:_MAX_LINES]]
+            self._change(
+                lines=tuple(LineShare(place=place, count=count) for place, count in lines if place),
+                line_samples=int(record["samples"]),
+            )
         elif kind == "exit":
             self._change(open_group=bool(record["open_group"]), steps=max(self._state.steps, int(record["step"])))
             self._count_losses(record)
@@ -143,6 +150,8 @@ class _Reader:
             self._step_times.append(_read_step_times(step, record["times_us"]))
         self._samples[optimizer] += 1
         place = read_place(str(record.get("never_place", "")))
+        op, _, cut = str(record.get("cut", "")).partition(" ")
+        self._change(gradient_cut_op=op[:_MAX_TEXT], gradient_cut_place=read_place(cut))
         self._without_gradient[optimizer] = int(record["never"]), _names(record["never_names"]), place
         self._zero_gradients[optimizer] = int(record.get("still", 0))
         earlier = self._non_finite.get(optimizer)
@@ -158,6 +167,9 @@ class _Reader:
             round=int(record.get("round", 0)),
             steps=int(record.get("steps", 0)),
             checksum=str(record["sum"])[:16],
+            block_checksums="".join(f"{str(part[0])[-4:]:>4}" for part in record["seen"][:_MAX_PARTS]),
+            learning_rates=tuple(float(rate) for rate in record.get("rates", ())[:_MAX_NAMES]),
+            optimizer_state=str(record.get("state", ""))[:16],
         )
         self._replicas[replica.number] = replace(
             replica,
@@ -242,6 +254,8 @@ def _replica(record: dict[str, Any]) -> Replica:
         in_ddp=bool(record.get("wrapped", True)),
         was_broadcast=bool(record.get("broadcast", False)),
         reduces_gradients=bool(record.get("reduced", False)),
+        kind=str(record.get("kind", ""))[:16],
+        type=str(record.get("of", ""))[:_MAX_TEXT],
     )
 
 

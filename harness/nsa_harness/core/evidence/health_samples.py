@@ -62,12 +62,17 @@ class ReplicaSample:
     round: int  # number of backward passes so far that were followed by a step; the same number on every rank
     steps: int  # number of steps so far, of all optimizers
     checksum: str
+    block_checksums: str = ""  # the last four characters of each block's checksum
+    learning_rates: tuple[float, ...] = ()  # of the optimizers' groups that have these parameters
+    optimizer_state: str = ""  # a checksum of the optimizers' state; "": there is none for some parameter
 
 
-@stored_as(samples="looks", blocks="parts", in_ddp="wrapped", was_broadcast="broadcast", reduces_gradients="reduced")
+@stored_as(
+    samples="looks", blocks="parts", in_ddp="wrapped", was_broadcast="broadcast", reduces_gradients="reduced", type="of"
+)
 @dataclass(frozen=True, kw_only=True)
 class Replica:
-    """A rank's copy of a model, and the checksums taken of the copy."""
+    """A rank's copy of a model, of its buffers or of a second instance, and the checksums taken of the copy."""
 
     number: int  # models are numbered per rank
     ranks: tuple[int, ...]  # ranks whose copies should be equal
@@ -80,6 +85,8 @@ class Replica:
     in_ddp: bool = True  # the model is wrapped in DDP, which keeps the replicas equal
     was_broadcast: bool = False  # the program broadcast every parameter before the first step
     reduces_gradients: bool = False  # the program itself reduced every gradient of the first step over all ranks
+    kind: str = ""  # "buffers" or "copy" (a module or dict with the names and shapes of a model); "": parameters
+    type: str = ""  # type of the module, or "dict", if there is a kind
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,6 +133,14 @@ class GradientArrivals:
     without_gradient_count: int = 0
     unset: tuple[str, ...] = ()  # names of parameters that were never initialized, according to their values
     unset_value: str = ""  # the value of these parameters when their first gradient arrived
+
+
+@dataclass(frozen=True, kw_only=True)
+class LineShare:
+    """A line of the program, and in how many of the samples after the first step the main thread executed it."""
+
+    place: Place
+    count: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,6 +196,9 @@ class HealthSamples:
     without_gradient: tuple[str, ...] = ()  # parameters without any gradient, although their module was called
     without_gradient_count: int = 0
     without_gradient_place: Place | None = None  # the line that uses the first of these parameters
+    # A collective without autograd that was given results of all these parameters: its line and its name.
+    gradient_cut_place: Place | None = None
+    gradient_cut_op: str = ""
     zero_gradient_count: int = 0  # number of one optimizer's parameters whose gradients were zero in every sample
     zero_gradient_samples: int = 0  # number of samples of this optimizer
     replicas: tuple[Replica, ...] = ()
@@ -189,7 +207,11 @@ class HealthSamples:
     dropped_batches: tuple[DroppedBatches, ...] = ()
     gradient_arrivals: tuple[GradientArrivals, ...] = ()
     memory_growth: tuple[MemoryGrowth, ...] = ()  # largest growth first; empty unless the launch requested it
-    open_group: bool | None = None  # a process group was open at exit; None = the interpreter did not exit normally
+    lines: tuple[LineShare, ...] = ()  # most frequent line first
+    line_samples: int = 0  # number of samples, which also includes lines that are not listed
+    open_group: bool | None = (
+        None  # a process group was still open at exit; None = the interpreter did not exit normally
+    )
 
 
 @stored_as(entry_place="entered")

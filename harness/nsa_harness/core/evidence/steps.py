@@ -57,10 +57,26 @@ def _is_entered_by(collective: Collective, call: Call) -> bool:
     return collective.op.endswith(call.op) and call.elements == elements(collective)
 
 
+_MIN_STEPS_OF_SHARE = 10  # steps that must be known before a duration is called that of nine in ten
+
+
 def step_s(status_file: StatusFile) -> float | None:
-    """Return the median duration in seconds of at least two steps after the first, or None."""
-    durations_s = [later - earlier for (_, earlier), (_, later) in pairwise(status_file.steps_s)]
+    """Return the median duration of an optimizer step in seconds, or None if it is unknown.
+
+    The first step does not count, and at least two other steps must be recorded.
+    """
+    durations_s = _durations_s(status_file)
     return median(durations_s) if durations_s else None
+
+
+def step_p90_s(status_file: StatusFile) -> float | None:
+    """Return the duration that nine of ten steps do not exceed, or None if fewer than ten steps are recorded."""
+    durations_s = sorted(_durations_s(status_file))
+    return durations_s[9 * len(durations_s) // 10] if len(durations_s) >= _MIN_STEPS_OF_SHARE else None
+
+
+def _durations_s(status_file: StatusFile) -> list[float]:
+    return [later - earlier for (_, earlier), (_, later) in pairwise(status_file.steps_s)]
 
 
 def elements(collective: Collective) -> int:

@@ -12,10 +12,8 @@ from statistics import fmean, median
 
 from nsa_harness.core.comparison.severity import severity, silent_faults
 from nsa_harness.core.diagnosis.causes import Cause
-from nsa_harness.core.diagnosis.rules.replicas import first_divergence
+from nsa_harness.core.diagnosis.rules.replicas import complete_replicas, first_divergence
 from nsa_harness.core.evidence.evidence import Evidence
-from nsa_harness.core.evidence.health_samples import Replica
-from nsa_harness.core.experiment.checklist import Checklist, ChecklistPhase, Criterion, PlannedRun
 from nsa_harness.core.report import Finding, MachineFacts, Outcome, Place, Severity, Status
 from nsa_harness.core.scenario.resolve import gpus_text
 from nsa_harness.core.schedule import is_as_expected
@@ -73,15 +71,13 @@ def _evidence_measurements(evidence: Evidence) -> dict[str, Measurement]:
     for name, fits in (("memory_slope_bytes", host_fits), ("gpu_slope_bytes", device_fits)):
         if fits and None not in fits:
             numbers[name] = max((fit for fit in fits if fit is not None), key=lambda fit: fit.high or fit.value)
-    groups: dict[tuple[int, tuple[int, ...]], dict[int, Replica]] = {}
-    for rank in evidence.ranks:
-        for replica in rank.health.replicas if rank.health else ():
-            groups.setdefault((replica.number, replica.ranks), {})[rank.rank] = replica
-    complete = [
-        replica_by_rank
-        for (_, ranks), replica_by_rank in groups.items()
-        if len(ranks) > 1 and set(ranks) == set(replica_by_rank)
+    replicas = [
+        (rank.rank, replica)
+        for rank in evidence.ranks
+        for replica in (rank.health.replicas if rank.health else ())
+        if len(replica.ranks) > 1 and not replica.kind
     ]
+    complete = list(complete_replicas(replicas))
     if complete:
         diverged_count = sum(first_divergence(replica_by_rank) is not None for replica_by_rank in complete)
         fewest = min(len(replica.samples) for replica_by_rank in complete for replica in replica_by_rank.values())

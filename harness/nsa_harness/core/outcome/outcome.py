@@ -5,14 +5,17 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, fields, replace
+from collections.abc import Set as AbstractSet
+from dataclasses import asdict, replace
+from statistics import median
 
 from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.diagnosis.context import meshes
 from nsa_harness.core.diagnosis.engine import Diagnosis
 from nsa_harness.core.evidence.evidence import Ending, Evidence, RankEvidence, RankSnapshot
 from nsa_harness.core.evidence.host import Gpu, sigterm_reaction
-from nsa_harness.core.evidence.stacks import recomputed_frame
+from nsa_harness.core.evidence.stacks import recomputed_frame, user_frame
+from nsa_harness.core.evidence.steps import step_p90_s, step_s
 from nsa_harness.core.outcome.callstacks import call_stacks
 from nsa_harness.core.outcome.expectations import criteria, is_expected, missed_expectations
 from nsa_harness.core.outcome.last_shared import last_shared_call
@@ -236,6 +239,11 @@ def summarize_rank(rank: RankEvidence) -> RankSummary:
         buckets=_buckets(traces.buckets),
         longest_gap_s=max(rank.status_file.gaps_s.values(), default=None) if rank.status_file else None,
         peak_rss_bytes=rank.peak_rss_bytes,
+        step_s=step_s(rank.status_file) if rank.status_file else None,
+        step_p90_s=step_p90_s(rank.status_file) if rank.status_file else None,
+        own_s=median(times.min_own_s for times in rank.health.step_times)
+        if rank.health and rank.health.step_times
+        else None,
     )
 
 

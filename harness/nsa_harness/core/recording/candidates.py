@@ -25,6 +25,7 @@ from nsa_harness.core.source_code.excerpt import names_rank
 MOST = 8  # candidates that an explanation lists
 _NEAR = 2  # lines: two candidates so near to each other are one
 _BORING = (OriginKind.RANK, OriginKind.ENVIRONMENT)
+_USUAL = (*_BORING, OriginKind.CLOCK)  # differences that every healthy run has
 _PROVABLE = (OriginKind.RANDOM, OriginKind.HASH_ORDER, OriginKind.CLOCK, OriginKind.ENVIRONMENT)
 _OWN_DATA = (OriginKind.RANK, OriginKind.ENVIRONMENT, OriginKind.MISSING_REDUCTION, OriginKind.UNKNOWN)
 _MADE_OF_DATA = (OriginKind.RANK, OriginKind.MISSING_REDUCTION)  # the origin only if nothing but a rank's data came in
@@ -77,13 +78,23 @@ class Candidates:
         return all(trace.activations[activation].ended for _, roots in trace.roots for activation in roots)
 
     def _first_differences(self) -> Iterator[Candidate]:
-        """Yield the statements that made the first differences in a run that ended."""
+        """Yield the statements that made the first differences in a run that ended.
+
+        The batches of a loop come last, because every rank has its own.
+        """
+        found: list[Candidate] = []
+        data: list[Candidate] = []
         for other in dict.fromkeys((1, len(self.traces) - 1)):
             pair = (0, other)
             for step in first_differences(self.alignment, pair):
                 kind = kind_of(step, self.traces, pair, self.statements)
-                if kind not in _BORING:
-                    yield self._of_step(step, kind, pair, (self.traces[other].rank,))
+                if kind not in _USUAL:
+                    place = self.traces[pair[0]].place(step.execution[1])
+                    is_data = isinstance(self.statements.at(place), ast.For)
+                    (data if is_data else found).append(self._of_step(step, kind, pair, (self.traces[other].rank,)))
+        yield from found
+        yield from self._new_partings()
+        yield from data
 
     def _by_chance(self) -> Iterator[Candidate]:
         """Yield where the ranks first differed by chance, even if no recorded value leads from there to the failure.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
@@ -18,18 +18,29 @@ from nsa_harness.core.report import Place
 
 
 def _divergences(context: DiagnosisContext) -> tuple[list[ReplicaDivergence]] | None:
-    """Return the models whose replicas differ between ranks although they should be equal, or None."""
-    groups: dict[tuple[int, tuple[int, ...]], dict[int, Replica]] = {}
-    for rank, replica in samples_by_rank(context, lambda samples: samples.replicas):
-        groups.setdefault((replica.number, replica.ranks), {})[rank] = replica
-    complete = (replicas for (_, members), replicas in groups.items() if set(members) == set(replicas))
+    """Return the models whose replicas differ between ranks although they should be equal, or None if there are none.
+
+    Replicas without samples from every rank of their group are skipped. Return None if no replicas differ.
+    """
     health = dict(samples_by_rank(context, lambda samples: (samples,)))
     divergences = [
         match
-        for replicas in complete
+        for replicas in complete_replicas(samples_by_rank(context, lambda samples: samples.replicas))
         if (match := first_divergence(replicas) or _uneven_steps(replicas, health)) is not None
     ]
     return (divergences,) if divergences else None
+
+
+def complete_replicas(replicas: Iterable[tuple[int, Replica]]) -> Iterator[Mapping[int, Replica]]:
+    """Yield the replicas of each model by rank, if every rank of its group has samples of it.
+
+    Buffers and copies of models have no number that is the same on all ranks, so their names identify them.
+    """
+    groups: dict[tuple[object, ...], dict[int, Replica]] = {}
+    for rank, replica in replicas:
+        key = (replica.kind, replica.type, replica.names) if replica.kind else (replica.number,)
+        groups.setdefault((replica.ranks, *key), {})[rank] = replica
+    yield from (by_rank for by_rank in groups.values() if {*_first_replica(by_rank).ranks} == {*by_rank})
 
 
 def _uneven_steps(replicas: Mapping[int, Replica], health: Mapping[int, HealthSamples]) -> ReplicaDivergence | None:
@@ -61,8 +72,9 @@ def _uneven_steps(replicas: Mapping[int, Replica], health: Mapping[int, HealthSa
 @rule_if(_divergences)
 def replica_divergence(_: DiagnosisContext, divergences: Sequence[ReplicaDivergence]) -> Explanation:
     """Report model replicas that differ between ranks although they should be equal."""
-    first = min(divergences, key=lambda divergence: divergence.round)
-    name = first.names[0] if first.names else None
+    # Buffers and copies that differ are often the effect of parameters that differ, so parameters come first.
+    first = min(divergences, key=lambda divergence: (divergence.round, divergence.type))
+    name = next(iter((*first.first_names, *first.names)), None)
     return explain_samples(
         Cause.REPLICA_DIVERGENCE,
         first.ranks,
@@ -73,9 +85,16 @@ def replica_divergence(_: DiagnosisContext, divergences: Sequence[ReplicaDiverge
             "identified_by": first.identified_by,
             "parts": first.names,
             "difference": first.difference if math.isfinite(first.difference) else None,
+            **({"first_parts": first.first_names} if set() < set(first.first_names) < set(first.names) else {}),
+            **({"type": first.type} if first.type else {}),
             **(
                 {"optimizer_steps": ranks_by_facts((rank, {"steps": count}) for rank, count in first.steps)}
                 if first.steps
+                else {}
+            ),
+            **(
+                {"learning_rates": ranks_by_facts((rank, {"rate": rate}) for rank, rate in first.learning_rates)}
+                if first.learning_rates
                 else {}
             ),
         },
@@ -93,16 +112,21 @@ class ReplicaDivergence:
     """A difference between a model's replicas, with the ranks that are at fault."""
 
     ranks: tuple[int, ...]  # the ranks at fault; all ranks if that is unknown
-    identified_by: str  # how the ranks at fault were found: see `_ranks_at_fault`
+    identified_by: str  # how the ranks at fault were found: see `_ranks_at_fault`; or the kind of the replica
     at: str  # first sampled moment at which the replicas differ; "before": an earlier sample is lost
     round: int  # number of training steps at this moment
     names: tuple[str, ...]  # names of the parameters that differ in the last sample
     difference: float  # largest difference in the last sample, relative to the size of the parameters
     in_ddp: bool  # the model is in DDP on every rank
     steps: tuple[tuple[int, int], ...] = ()  # optimizer steps by rank, if their numbers show the difference
+    first_names: tuple[str, ...] = ()  # names of the parameters that differ at this moment; empty: not recorded
+    learning_rates: tuple[tuple[int, float], ...] = ()  # by rank, if these differ at this moment
+    type: str = ""  # as in Replica
 
 
+_LASTING = 3  # samples in which buffers, or copies of a model, must differ up to the end of the run
 _Moment = tuple[str, int]  # the fields `at` and `round` of a ReplicaSample
+_Samples = Mapping[int, Mapping[_Moment, ReplicaSample]]  # by rank
 
 
 def _other_order(replicas: Mapping[int, Replica]) -> ReplicaDivergence | None:
@@ -135,7 +159,7 @@ def first_divergence(replicas: Mapping[int, Replica]) -> ReplicaDivergence | Non
         replica.hook or replica.names != _first_replica(replicas).names for replica in replicas.values()
     ):
         return None
-    samples_by_rank = {
+    samples_by_rank: _Samples = {
         rank: {(sample.at, sample.round): sample for sample in replica.samples} for rank, replica in replicas.items()
     }
     common_moments = [
@@ -145,6 +169,8 @@ def first_divergence(replicas: Mapping[int, Replica]) -> ReplicaDivergence | Non
     ]
     if not common_moments or len({replica.samples[-1].round for replica in replicas.values()}) > 1:
         return None
+    if _first_replica(replicas).kind:
+        return _companion_divergence(replicas, samples_by_rank, common_moments)
     differing_moments = [
         moment
         for moment in common_moments
@@ -153,7 +179,7 @@ def first_divergence(replicas: Mapping[int, Replica]) -> ReplicaDivergence | Non
     if not differing_moments or differing_moments[-1] != common_moments[-1]:
         return None
     first_moment = list(takewhile(lambda moment: moment in differing_moments, reversed(common_moments)))[-1]
-    names, difference = _last_difference([replicas[rank] for rank in sorted(replicas)])
+    names, difference = _last_difference(replicas)
     is_in_ddp = all(replica.in_ddp for replica in replicas.values())
     if difference < MATERIAL or not (
         is_in_ddp or _should_be_equal(replicas, samples_by_rank, common_moments, differing_moments)
@@ -168,12 +194,65 @@ def first_divergence(replicas: Mapping[int, Replica]) -> ReplicaDivergence | Non
         names=names,
         difference=difference,
         in_ddp=is_in_ddp,
+        first_names=tuple(
+            name for block, name in _block_names(replicas) if block in _differing(samples_by_rank, first_moment)
+        ),
+        learning_rates=tuple((rank, rates[0]) for rank, rates in _differing_rates(samples_by_rank, first_moment)),
     )
+
+
+def _companion_divergence(
+    replicas: Mapping[int, Replica], samples_by_rank: _Samples, common_moments: Sequence[_Moment]
+) -> ReplicaDivergence | None:
+    """Return the first difference between buffers, or between copies of a model, that were meant to be equal.
+
+    A block is only meant to be equal if several changes of it were the same on all ranks. From the difference on, it
+    must differ in all samples up to the last one.
+    """
+    differing = {moment: _differing(samples_by_rank, moment) for moment in common_moments}
+    by_moment = next(iter(samples_by_rank.values()))
+    last_blocks = dict(_last_differences(replicas))
+    found: dict[_Moment, list[str]] = {}
+    for block, name in _block_names(replicas):
+        moments = [moment for moment in common_moments if block in differing[moment]]
+        equal = common_moments[: len(common_moments) - len(moments)]
+        changes = {by_moment[moment].block_checksums[4 * block : 4 * block + 4] for moment in equal}
+        is_lasting = len(moments) >= _LASTING and moments == common_moments[len(equal) :]
+        if is_lasting and len(changes) >= MIN_GRADIENT_SAMPLES and last_blocks.get(block, 0.0) >= MATERIAL:
+            found.setdefault(moments[0], []).append(name)
+    if not found:
+        return None
+    moment = min(found, key=common_moments.index)
+    first = _first_replica(replicas)
+    return ReplicaDivergence(
+        ranks=tuple(sorted(replicas)),
+        identified_by=first.kind,
+        at=moment[0],
+        round=moment[1],
+        names=tuple(found[moment]),
+        difference=max(last_blocks[block] for block, name in _block_names(replicas) if name in found[moment]),
+        in_ddp=False,
+        type=first.type,
+    )
+
+
+def _differing(samples_by_rank: _Samples, moment: _Moment) -> set[int]:
+    """Return the numbers of the blocks that differ between ranks at a moment; empty if blocks were not recorded."""
+    texts = [by_moment[moment].block_checksums for by_moment in samples_by_rank.values()]
+    return {
+        block for block in range(len(texts[0]) // 4) if len({text[4 * block : 4 * block + 4] for text in texts}) > 1
+    }
+
+
+def _differing_rates(samples_by_rank: _Samples, moment: _Moment) -> list[tuple[int, tuple[float, ...]]]:
+    """Return the learning rates of each rank at a moment, or [] if they are equal or were not recorded."""
+    rates = [(rank, by_moment[moment].learning_rates) for rank, by_moment in sorted(samples_by_rank.items())]
+    return rates if len(set(dict(rates).values())) > 1 and all(dict(rates).values()) else []
 
 
 def _should_be_equal(
     replicas: Mapping[int, Replica],
-    samples_by_rank: Mapping[int, Mapping[_Moment, ReplicaSample]],
+    samples_by_rank: _Samples,
     common_moments: Sequence[_Moment],
     differing_moments: Sequence[_Moment],
 ) -> bool:
@@ -208,11 +287,12 @@ def _sampled_moments(replicas: Mapping[int, Replica]) -> list[_Moment]:
 
 
 def _ranks_at_fault(
-    samples_by_rank: Mapping[int, Mapping[_Moment, ReplicaSample]], common_moments: Sequence[_Moment], moment: _Moment
+    samples_by_rank: _Samples, common_moments: Sequence[_Moment], moment: _Moment
 ) -> tuple[tuple[int, ...], str]:
     """Return the ranks whose replicas are wrong, and the method by which they were found.
 
     "outside": only their parameters changed outside a step. "extra step": only they made additional optimizer steps.
+    "learning rate", "optimizer state": the learning rates, or the states of the optimizers before this step, differ.
     "fewer": they are the minority. "": all ranks are returned, because none of these is the case.
     """
     all_ranks = tuple(sorted(samples_by_rank))
@@ -238,23 +318,39 @@ def _ranks_at_fault(
         ]
         if 0 < len(extra_ranks) < len(all_ranks):
             return tuple(extra_ranks), "extra step"
+        if rates := dict(_differing_rates(samples_by_rank, moment)):
+            return _minority(rates) or all_ranks, "learning rate"
+        states = {rank: samples_by_rank[rank][previous].optimizer_state for rank in all_ranks}
+        if all(states.values()) and len(set(states.values())) > 1:
+            return _minority(states) or all_ranks, "optimizer state"
     checksums = {rank: samples_by_rank[rank][moment].checksum for rank in all_ranks}
-    (common_checksum, count), *others = Counter(checksums.values()).most_common()
-    if 2 * count > len(all_ranks) and others:
-        return tuple(rank for rank in all_ranks if checksums[rank] != common_checksum), "fewer"
-    return all_ranks, ""
+    minority = _minority(checksums)
+    return minority or all_ranks, "fewer" if minority else ""
 
 
-def _last_difference(replicas: Sequence[Replica]) -> tuple[tuple[str, ...], float]:
+def _minority(values: Mapping[int, object]) -> tuple[int, ...]:
+    """Return the ranks whose value is not that of most ranks, or () if there is no majority."""
+    (common_value, count), *_ = Counter(values.values()).most_common()
+    return tuple(rank for rank in values if values[rank] != common_value) if 2 * count > len(values) else ()
+
+
+def _last_difference(replicas: Mapping[int, Replica]) -> tuple[tuple[str, ...], float]:
     """Return the parameters that differ between replicas in the last sample, and their maximal relative difference."""
-    names: list[str] = []
-    largest = 0.0
-    for number, (first_name, last_name) in enumerate(replicas[0].names):
-        blocks = [replica.blocks[number] for replica in replicas if number < len(replica.blocks)]
-        if len({block.checksum for block in blocks}) > 1:
-            names.append(first_name if first_name == last_name else f"{first_name} .. {last_name}")
-            largest = max(largest, _relative_difference(blocks))
-    return tuple(names), largest
+    differences, names = dict(_last_differences(replicas)), dict(_block_names(replicas))
+    return tuple(names[block] for block in differences), max(differences.values(), default=0.0)
+
+
+def _block_names(replicas: Mapping[int, Replica]) -> Iterator[tuple[int, str]]:
+    for block, (first, last) in enumerate(_first_replica(replicas).names):
+        yield block, first if first == last else f"{first} .. {last}"
+
+
+def _last_differences(replicas: Mapping[int, Replica]) -> Iterator[tuple[int, float]]:
+    """Yield the number and the relative difference of each block that differs in the last sample."""
+    for block, _ in enumerate(_first_replica(replicas).names):
+        blocks = [replica.blocks[block] for replica in replicas.values() if block < len(replica.blocks)]
+        if len({each.checksum for each in blocks}) > 1:
+            yield block, _relative_difference(blocks)
 
 
 def _relative_difference(blocks: Sequence[ParameterBlock]) -> float:

@@ -288,6 +288,7 @@ def _no_gradient_in_traces(_: DiagnosisContext, missing_by_rank: Mapping[int, Se
 def _no_gradient_in_optimizer(_: DiagnosisContext, ranks_without: ByRank[HealthSamples]) -> Explanation:
     """Report parameters of an optimizer that never had a gradient, although their module was called."""
     names = list(dict.fromkeys(name for _, samples in ranks_without for name in samples.without_gradient))
+    cut = next((samples for _, samples in ranks_without if samples.gradient_cut_place), None)
     module_place = next(
         (samples.without_gradient_place for _, samples in ranks_without if samples.without_gradient_place), Place()
     )
@@ -295,11 +296,12 @@ def _no_gradient_in_optimizer(_: DiagnosisContext, ranks_without: ByRank[HealthS
         Cause.NO_GRADIENT,
         [rank for rank, _ in ranks_without],
         {
-            "variant": "optimizer_has_none",
+            "variant": "gathered_without_gradient" if cut else "optimizer_has_none",
             "parameters": names,
             "count": max(samples.without_gradient_count for _, samples in ranks_without),
+            **({"collective": cut.gradient_cut_op} if cut else {}),
         },
-        place=parameter_place(names[0], module_place),
+        place=parameter_place(names[0], (cut.gradient_cut_place if cut else None) or module_place),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 
@@ -11,6 +12,7 @@ from nsa_harness.core.diagnosis.context import DiagnosisContext
 from nsa_harness.core.diagnosis.explanation import Explanation, rule_if
 from nsa_harness.core.diagnosis.rules.silent_faults import input_bound
 from nsa_harness.core.evidence.health_samples import StepTimes
+from nsa_harness.core.report import Place
 
 _WARM_STEPS = 3  # in these first steps, memory is allocated and libraries are loaded
 _MIN_STEPS = 12  # steps after them that must have been measured on every rank
@@ -22,6 +24,10 @@ _PHASE_SHARE = 0.7  # a phase that takes this share of the extra time is named
 # In a pipeline, the ranks do different work on purpose, and they exchange it with these operations.
 _TRANSFERS = frozenset({"batch_isend_irecv", "irecv", "isend", "recv", "send"})
 
+_MIN_LINE_SAMPLES = 12  # samples of the current line, four per second, that every rank must have
+_EXCESS = 0.2  # a function is named if its share of the samples is larger by this than on the other ranks
+
+_Function = tuple[str | None, str | None]  # file and name
 _ByRank = Mapping[int, StepTimes]
 
 
@@ -81,6 +87,7 @@ def straggler(context: DiagnosisContext, steps: Sequence[_ByRank]) -> Explanatio
         phase: usual(value, [slowest]) - usual(value, others)
         for phase, value in {"loading": lambda one: one.fetching_s, "backward": lambda one: one.backward_s}.items()
     }
+    place, share, usual_share = _slow_function(context, slowest, others)
     extra["other"] = own_s - usual_s - sum(extra.values())
     return Explanation(
         cause=Cause.STRAGGLER,
@@ -94,8 +101,50 @@ def straggler(context: DiagnosisContext, steps: Sequence[_ByRank]) -> Explanatio
             "step_s": usual(lambda one: one.passed_s, ranks),
             "steps": total,
             "other_ranks": others,
+            **(
+                {
+                    "loop_line": _loop_line(context, place),
+                    "percent": 100 * share,
+                    "usual_percent": 100 * usual_share,
+                }
+                if place
+                else {}
+            ),
             "phase": next((phase for phase, s in extra.items() if s >= _PHASE_SHARE * (own_s - usual_s)), None),
         },
         ranks=tuple(stragglers),
+        place=place,
         proof=tuple(f"rank{rank}/looks.jsonl" for rank in ranks),
     )
+
+
+def _slow_function(context: DiagnosisContext, slowest: int, others: Sequence[int]) -> tuple[Place | None, float, float]:
+    """Return the line in whose function the slowest rank spends more of its time than the others.
+
+    Also return the function's share of the samples on this rank, and the median of its shares on the other ranks. The
+    line is None if there are too few samples, or if no function stands out.
+    """
+    health = {rank.rank: rank.health for rank in context.evidence.ranks if rank.health is not None}
+    shares: dict[int, dict[_Function, float]] = {}
+    for rank in (slowest, *others):
+        shares[rank] = defaultdict(float)
+        if health[rank].line_samples < _MIN_LINE_SAMPLES:
+            return None, 0.0, 0.0
+        for line in health[rank].lines:
+            shares[rank][line.place.file, line.place.function] += line.count / health[rank].line_samples
+    excess = {
+        function: share - median(shares[rank][function] for rank in others)
+        for function, share in shares[slowest].items()
+    }
+    function = max(excess, key=lambda function: excess[function])
+    if excess[function] < _EXCESS:
+        return None, 0.0, 0.0
+    lines = [line.place for line in health[slowest].lines if (line.place.file, line.place.function) == function]
+    return lines[0], shares[slowest][function], shares[slowest][function] - excess[function]
+
+
+def _loop_line(context: DiagnosisContext, place: Place | None) -> int | None:
+    """Return the line of the innermost loop around the place, or None if there is none in its function."""
+    excerpt = context.program.excerpt(place) if place is not None else None
+    loops = excerpt.loops_around(place.line) if excerpt and place and place.line else ()
+    return loops[0].line if loops else None
