@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nsa_harness.core.recording.explain import explain
-from nsa_harness.core.recording.explanation import Explanation, OriginKind
+from nsa_harness.core.recording.explanation import Candidate, Explanation, OriginKind
 from nsa_harness.core.recording.recording import Activation, Communication, Execution, RankRecording
 from tests.core.recorded import FILE, Thing, at, call, main, op, recorded
 
@@ -64,6 +64,10 @@ def test_a_rank_that_leaves_its_loop_early_divides_from_the_others_at_the_condit
     assert found.candidates[0].place.line == 3
     assert found.candidates[0].ranks == (1,)
     assert {(ranks, operation) for ranks, _, operation in found.ends} == {((0, 2), "all_reduce"), ((1,), "barrier")}
+
+
+def candidate_at(explanation: Explanation, line: int) -> Candidate:
+    return next(candidate for candidate in explanation.candidates if candidate.place.line == line)
 
 
 def kinds(explanation: Explanation) -> dict[int | None, OriginKind]:
@@ -139,8 +143,8 @@ def test_a_draw_of_one_rank_in_a_call_of_its_own_is_a_leak(
         mate = draw()
         """
     found = explained(source, partner(0), partner(1))
-    leak = found.candidates[0]
-    assert (leak.place.line, leak.kind, leak.name) == (21, OriginKind.LEAK, "generator:random")
+    leak = candidate_at(found, 21)
+    assert (leak.kind, leak.name) == (OriginKind.LEAK, "generator:random")
     assert leak.caller is not None
     assert leak.caller.line == 2
     assert leak.is_provable == is_provable
@@ -222,24 +226,22 @@ def test_a_counter_that_only_hands_on_a_difference_is_no_candidate() -> None:
         executions = [at(1, reads={"path": "x"}, writes={"step": step})]
         for _ in range(6 - step):
             executions += [
-                at(2, reads={"step": step, "most": 6}),
-                at(3, op()),
-                at(4, reads={"step": step}, writes={"step": step + 1}),
+                at(11, reads={"step": step, "most": 6}),
+                at(12, op()),
+                at(20, reads={"step": step}, writes={"step": step + 1}),
             ]
             step += 1
-        executions += [at(2, reads={"step": step, "most": 6}), at(5, op("barrier", returned=False))]
+        executions += [at(11, reads={"step": step, "most": 6}), at(25, op("barrier", returned=False))]
         if rank == 0:
             executions[11].communications[0].returned = False
             executions = executions[:12]
         return recorded(rank, main(*executions, ended=False))
 
-    found = explained(
-        "step = load(path)\nwhile step < most:\n    all_reduce()\n    step += 1\n", resumed(0), resumed(1)
-    )
+    loop = "while step < most:\n    all_reduce()\n" + 7 * "\n" + "    step += 1\n"
+    found = explained("step = load(path)\n" + 9 * "\n" + loop, resumed(0), resumed(1))
     assert found.division is not None
-    assert lines(found)[0] == 1
-    assert 4 not in lines(found)
-    assert [place.line for place, _ in found.candidates[0].chain] == [1, 4]
+    assert 20 not in lines(found)
+    assert [place.line for place, _ in candidate_at(found, 1).chain] == [1, 20]
 
 
 def test_the_exception_of_one_rank_comes_before_the_network_errors_of_the_others() -> None:
@@ -257,19 +259,19 @@ def test_the_exception_of_one_rank_comes_before_the_network_errors_of_the_others
 
 
 def test_an_exception_that_one_rank_handles_leads_to_the_end_of_its_handler() -> None:
-    source = "try:\n    f()\n    all_reduce()\nexcept ValueError:\n    pass\nbarrier()\n"
+    source = "try:\n    f()\n\n\n\n    all_reduce()\nexcept ValueError:\n    pass\nbarrier()\n"
 
     def handling(rank: int) -> RankRecording:
-        inner = call("f", at(11, raised="ValueError" if rank else ""), first_line=10)
+        inner = call("f", at(21, raised="ValueError" if rank else ""), first_line=20)
         if rank == 0:
-            return recorded(rank, main(at(1), at(2, inner), at(3, op(returned=False)), ended=False))
-        steps = [at(1), at(2, inner, raised="ValueError", handled=True), at(4), at(5), at(6, op("barrier"))]
+            return recorded(rank, main(at(1), at(2, inner), at(6, op(returned=False)), ended=False))
+        steps = [at(1), at(2, inner, raised="ValueError", handled=True), at(7), at(8), at(9, op("barrier"))]
         return recorded(rank, main(*steps))
 
     found = explained(source, handling(0), handling(1))
     assert found.division is not None
     assert found.division.place.line == 2
-    assert {2, 11} <= set(lines(found))
+    assert lines(found)[:2] == [21, 8]
     assert kinds(found)[2] is OriginKind.EXCEPTION
 
 
@@ -301,8 +303,7 @@ def test_a_message_with_another_tag_leads_to_where_the_tags_came_from() -> None:
             recv()
         """
     found = explained(source, exchanging(0), exchanging(1))
-    assert found.candidates[0].place.line == 21
-    assert found.candidates[0].name == "c.n"
+    assert candidate_at(found, 21).name == "c.n"
 
 
 def test_a_message_that_was_left_out_leads_to_the_loop_that_should_have_sent_it() -> None:
@@ -311,7 +312,12 @@ def test_a_message_that_was_left_out_leads_to_the_loop_that_should_have_sent_it(
         if rank == 0:
             for p in weights():
                 send(p)
+
+
+
             all_reduce()
+
+
         else:
             recv(p)
         """
@@ -319,11 +325,57 @@ def test_a_message_that_was_left_out_leads_to_the_loop_that_should_have_sent_it(
     def sending(rank: int) -> RankRecording:
         branch = [at(1, writes={"rank": rank}), at(2, reads={"rank": rank})]
         if rank == 1:
-            return recorded(rank, main(*branch, at(7, op("recv", peer=0, returned=False)), ended=False))
-        loop = at(3, call("weights", at(11), first_line=10))
-        return recorded(rank, main(*branch, loop, at(5, op(returned=False)), ended=False))
+            return recorded(rank, main(*branch, at(12, op("recv", peer=0, returned=False)), ended=False))
+        loop = at(3, call("weights", at(21), first_line=20))
+        return recorded(rank, main(*branch, loop, at(8, op(returned=False)), ended=False))
 
-    assert lines(explained(source, sending(0), sending(1)))[:2] == [3, 11]
+    assert {3, 21} <= set(lines(explained(source, sending(0), sending(1))))
+
+
+def test_a_rank_that_polls_for_what_never_comes_leads_to_the_hash_in_its_name() -> None:
+    source = "key = name()\nif rank == 0:\n    all_reduce()\nelse:\n    while not exists(path):\n        sleep(1)\n"
+
+    def polling(rank: int) -> RankRecording:
+        key = f"k{7 + rank}"
+        hashed = call("name", at(21, reads={"text": "a"}, writes={"n": key}), first_line=20, returned=key)
+        branch = [at(1, hashed, writes={"key": key}), at(2, reads={"rank": rank})]
+        if rank == 0:
+            return recorded(rank, main(*branch, at(3, op(returned=False)), ended=False))
+        poll = [at(5, reads={"path": key}), at(6)]
+        return recorded(rank, main(*branch, at(4, reads={"key": key}, writes={"path": key}), *poll, *poll, ended=False))
+
+    found = explained(source + 14 * "\n" + "n = hash(text)\n", polling(0), polling(1))
+    assert candidate_at(found, 21).kind is OriginKind.HASH_ORDER
+
+
+def test_a_file_that_only_one_rank_finds_leads_to_the_line_that_removed_it() -> None:
+    def resuming(rank: int) -> RankRecording:
+        path = f"/tmp/part{rank}"
+        prune = [at(1, reads={"file": "/tmp/part0"})] if rank == 1 else []
+        found = at(22, writes={"step": 5}) if rank == 1 else at(24, writes={"step": 0})
+        wait = at(32, op(returned=False)) if rank == 0 else at(40, op("barrier", returned=False))
+        ways = [at(21, reads={"path": path}), found, at(31, reads={"step": 5 * rank}), wait]
+        return recorded(rank, main(*prune, *ways, ended=False))
+
+    restore = "if path.exists():\n    step = load(path)\nelse:\n    step = 0\n"
+    source = "file.unlink(1)\n" + 19 * "\n" + restore + 6 * "\n" + "if step < 5:\n    all_reduce()\n"
+    found = explained(source, resuming(0), resuming(1))
+    assert (candidate_at(found, 1).kind, candidate_at(found, 1).ranks) == (OriginKind.OTHER_RANKS_FILE, (1,))
+
+
+def test_a_test_of_another_number_than_the_rank_is_no_role() -> None:
+    def evaluating(rank: int) -> RankRecording:
+        executions = [at(1, reads={"rank": rank}, writes={"every": 2 + rank})]
+        for step in range(1, 3):
+            executions.append(at(11, reads={"step": step, "every": 2 + rank}))
+            executions.append(at(12, op("all_gather", returned=False)) if rank == 0 and step == 2 else at(21, op()))
+        executions[-1].communications[0].returned = False
+        return recorded(rank, main(*executions, ended=False))
+
+    source = (
+        "every = setting(rank)\n" + 9 * "\n" + "if step % every == 0:\n    all_gather()\n" + 8 * "\n" + "backward()\n"
+    )
+    assert lines(explained(source, evaluating(0), evaluating(1)))[0] == 11
 
 
 def test_a_loop_over_generators_leads_to_where_the_generators_part() -> None:

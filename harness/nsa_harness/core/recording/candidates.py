@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import ast
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import takewhile
 
 from nsa_harness.core.recording.alignment import Alignment, Parting, Row
+from nsa_harness.core.recording.clues import Clue, likelihood
 from nsa_harness.core.recording.communications import Shared, left_out
 from nsa_harness.core.recording.division import Judged, is_consequence, own_exceptions
 from nsa_harness.core.recording.explanation import Candidate, OriginKind, RankValues
-from nsa_harness.core.recording.first_differences import extra_draws, first_differences
-from nsa_harness.core.recording.origin import is_number, kind_of, kind_of_text
+from nsa_harness.core.recording.first_differences import first_differences
+from nsa_harness.core.recording.origin import changes_of_files, is_number, kind_of
 from nsa_harness.core.recording.recording import Value
-from nsa_harness.core.recording.slicing import Slicer, Step, differs
+from nsa_harness.core.recording.slicing import Pair, Slicer, Step, differs
 from nsa_harness.core.recording.statements import Statements
 from nsa_harness.core.recording.trace import Trace
 from nsa_harness.core.report import Place
@@ -25,7 +27,8 @@ from nsa_harness.core.source_code.excerpt import names_rank
 MOST = 8  # candidates that an explanation lists
 _NEAR = 2  # lines: two candidates so near to each other are one
 _BORING = (OriginKind.RANK, OriginKind.ENVIRONMENT)
-_USUAL = (*_BORING, OriginKind.CLOCK)  # differences that every healthy run has
+_OPEN = (OriginKind.CALL, OriginKind.UNKNOWN)  # kinds that do not say what makes the difference
+_SOURCES = (OriginKind.CLOCK, OriginKind.HASH_ORDER, OriginKind.RESTORED_STATE, OriginKind.OTHER_RANKS_FILE)
 _PROVABLE = (OriginKind.RANDOM, OriginKind.HASH_ORDER, OriginKind.CLOCK, OriginKind.ENVIRONMENT)
 _OWN_DATA = (OriginKind.RANK, OriginKind.ENVIRONMENT, OriginKind.MISSING_REDUCTION, OriginKind.UNKNOWN)
 _MADE_OF_DATA = (OriginKind.RANK, OriginKind.MISSING_REDUCTION)  # the origin only if nothing but a rank's data came in
@@ -33,6 +36,8 @@ _BY_CHANCE = (OriginKind.LEAK, OriginKind.HASH_ORDER, OriginKind.CLOCK)
 _OF_ROLE = 4  # most definitions from a condition back to the number of the rank
 _LOGS = re.compile(r"\bisEnabledFor\(|\bgetEffectiveLevel\(")  # a rank that logs more than the others is no fault
 _LATE = re.compile(r"finished reduction in the prior iteration|mark(?:ed)? (?:a variable |as )?ready", re.IGNORECASE)
+
+Named = tuple[Clue, Candidate]
 
 
 @dataclass
@@ -42,6 +47,7 @@ class Candidates:
     alignment: Alignment
     divisions: Sequence[Judged]
     statements: Statements
+    _slicers: dict[Pair, Slicer] = field(default_factory=dict)
 
     @property
     def traces(self) -> Sequence[Trace]:
@@ -49,90 +55,82 @@ class Candidates:
 
     def ranked(self) -> tuple[Candidate, ...]:
         """Return the candidates, most likely first."""
-        found: list[Candidate] = []
-        for candidate in self._all():
-            if len(found) == MOST:
-                break
-            if candidate.place.line and not any(_near(candidate.place, other.place) for other in found):
-                found.append(candidate)
-        for candidate in self._by_chance():
-            if not any(_near(candidate.place, other.place) and other.is_provable for other in found):
-                found.append(candidate)
-        return tuple(found[: MOST + 2])
+        clues: dict[Place, set[Clue]] = {}
+        best: dict[Place, Candidate] = {}
+        for clue, candidate in self._clues():
+            place = candidate.place
+            if place.line:
+                clues.setdefault(place, set()).add(clue)
+                if place not in best or best[place].kind in _OPEN:
+                    best[place] = candidate if candidate.kind not in _OPEN else best.get(place, candidate)
+        # A line whose condition only tells the ranks from each other says nothing about the lines near it.
+        usual = {place: found for place, found in clues.items() if Clue.ROLE not in found}
+        scores = {place: likelihood({Clue.ROLE}) for place in clues} | {
+            place: likelihood(set().union(*(usual[other] for other in usual if _near(place, other)))) for place in usual
+        }
+        ranked: list[Candidate] = []
+        for place in sorted(clues, key=lambda place: (-scores[place], -likelihood(clues[place]))):
+            if len(ranked) < MOST and not any(_near(place, other.place) for other in ranked):
+                ranked.append(best[place])
+        return tuple(ranked)
 
-    def _all(self) -> Iterator[Candidate]:
-        yield from self._exceptions()
-        for judged in self.divisions[:1]:
-            yield from self._of_division(judged)
-        for judged in self.divisions[1:3]:
-            yield self._at_division(judged, [])
-        if not self.divisions and all(self._has_ended(trace) for trace in self.traces):
+    def _clues(self) -> Iterator[Named]:
+        failed = any(map(own_exceptions, self.traces))
+        if not self.divisions and not failed and all(self._has_ended(trace) for trace in self.traces):
             yield from self._first_differences()
             return
+        yield from self._exceptions()
+        for judged in self.divisions[:3]:
+            if (site := self._raise_site(judged)) is not None:
+                yield from ((Clue.HANDLER, site), (Clue.DIVISION, site))
+            steps = self.steps(judged) if judged is self.divisions[0] else []
+            clue = Clue.DIVISION if site is None else Clue.OPERATION
+            yield self._parted(clue, self._at_division(judged, steps), judged.row, judged.pair)
+        for judged in self.divisions[:1]:
+            yield from self._of_steps(self.steps(judged), judged.pair, self._ranks(judged.minority))
+            yield from self._of_operations(judged)
+        if any(self._is_role(self._place(judged), judged.row, judged.pair) for judged in self.divisions[:1]):
+            yield from self._messages()  # What one of the roles leaves out is more likely wrong than the role.
         yield from self._swallowed()
         yield from self._new_partings()
         yield from self._ran_alone()
         yield from self._at_ends()
+        yield from self._new_ways()
 
     def _has_ended(self, trace: Trace) -> bool:
         return all(trace.activations[activation].ended for _, roots in trace.roots for activation in roots)
 
-    def _first_differences(self) -> Iterator[Candidate]:
-        """Yield the statements that made the first differences in a run that ended.
-
-        The batches of a loop come last, because every rank has its own.
-        """
-        found: list[Candidate] = []
-        data: list[Candidate] = []
+    def _first_differences(self) -> Iterator[Named]:
+        """Yield the statements that made the first differences in a run that ended."""
         for other in dict.fromkeys((1, len(self.traces) - 1)):
             pair = (0, other)
             for step in first_differences(self.alignment, pair):
                 kind = kind_of(step, self.traces, pair, self.statements)
-                if kind not in _USUAL:
-                    place = self.traces[pair[0]].place(step.execution[1])
-                    is_data = isinstance(self.statements.at(place), ast.For)
-                    (data if is_data else found).append(self._of_step(step, kind, pair, (self.traces[other].rank,)))
-        yield from found
-        yield from self._new_partings()
-        yield from data
-
-    def _by_chance(self) -> Iterator[Candidate]:
-        """Yield where the ranks first differed by chance, even if no recorded value leads from there to the failure.
-
-        An experiment changes all hashes at once, so it proves the origin only if there is one.
-        """
-        for other in dict.fromkeys((1, len(self.traces) - 1)):
-            pair = (0, other)
-            steps = [*first_differences(self.alignment, pair), *extra_draws(self.alignment, pair)]
-            kinds = [kind_of(step, self.traces, pair, self.statements) for step in steps]
-            for step, kind in zip(steps, kinds, strict=True):
-                if kind in _BY_CHANCE:
-                    candidate = self._of_step(step, kind, pair, (self.traces[other].rank,))
-                    is_one = kind is not OriginKind.HASH_ORDER or kinds.count(kind) == 1
-                    yield replace(candidate, chain=(), is_provable=candidate.is_provable and is_one)
+                if kind not in _BORING:
+                    yield Clue.OWN_NUMBER, self._of_step(step, kind, pair, (self.traces[other].rank,))
 
     # Exceptions.
 
-    def _exceptions(self) -> Iterator[Candidate]:
+    def _exceptions(self) -> Iterator[Named]:
         failed = [
             (number, execution) for number, trace in enumerate(self.traces) for execution in own_exceptions(trace)
         ]
         ranks = self._ranks({number for number, _ in failed})
         if failed and self._is_late(*failed[0]):
-            yield from self._new_partings()
+            yield from ((Clue.STEP_BEFORE, candidate) for _, candidate in self._new_partings())
         for number, execution in failed:
-            yield self._candidate(number, execution, OriginKind.EXCEPTION, ranks)
+            yield Clue.RAISED, self._candidate(number, execution, OriginKind.EXCEPTION, ranks)
             trace = self.traces[number]
             *_, outermost = execution, *trace.outer(execution)
             if trace.activation_of[outermost] not in trace.roots[0][1]:  # The thread could have handled it.
-                yield self._candidate(number, outermost, OriginKind.EXCEPTION, ranks)
+                yield Clue.THREAD, self._candidate(number, outermost, OriginKind.EXCEPTION, ranks)
         for number, execution in failed[:1]:
             row = self.alignment.row_of[number][execution]
             others = [n for n in self.alignment.rows[row] if self.traces[n].rank not in ranks] if row >= 0 else []
             if others:
-                slicer = Slicer(self.alignment, (number, others[0]))
-                steps = slicer.slice((execution, self.alignment.rows[row][others[0]]))
-                yield from self._of_steps(steps, (number, others[0]), ranks)
+                pair = (number, others[0])
+                steps = self._slicer(pair).slice((execution, self.alignment.rows[row][others[0]]))
+                yield from self._of_steps(steps, pair, ranks)
 
     def _is_late(self, number: int, execution: int) -> bool:
         """Return whether the exception reports what the rank did, or left out, in the step before."""
@@ -141,43 +139,37 @@ class Candidates:
 
     # Divisions.
 
-    def _of_division(self, judged: Judged) -> Iterator[Candidate]:
-        steps = self.steps(judged)
-        ranks = self._ranks(judged.minority)
-        division = self._at_division(judged, steps)
-        if self._is_role(judged, steps):
-            # What only one of the roles does is more likely wrong.
-            yield from self._messages()
-            yield from self._swallowed()
-            yield from self._ran_alone()
-            yield from self._of_operations(judged)
-        origins = list(self._of_steps(steps, judged.pair, ranks))
-        if any(step.is_leak and (step.distance < 2 or step.name.startswith("generator:")) for step in steps):
-            yield from (candidate for candidate in origins if candidate.kind is OriginKind.LEAK)
-        if not isinstance(self._statement(judged), ast.If | ast.For):
-            yield from origins[:1]  # The values were made before, and this statement only uses them.
-        yield division
-        if (site := self._raise_site(judged)) is not None:
-            yield site
-        yield from origins
-        yield from self._of_operations(judged)
+    def _parted(self, clue: Clue, candidate: Candidate, row: Row, pair: Pair) -> Named:
+        """Return the candidate with the clue, or with the clue of a role if only the number of the rank decides."""
+        return Clue.ROLE if self._is_role(candidate.place, row, pair) else clue, candidate
 
-    def _is_role(self, judged: Judged, steps: Sequence[Step]) -> bool:
+    def _is_role(self, place: Place, row: Row, pair: Pair) -> bool:
         """Return whether a condition, or a call of different functions, only tells ranks from each other by number."""
+        steps = self._slicer(pair).slice((row[pair[0]], row[pair[1]]))
         calls = {
-            tuple(self.traces[n].function(call) for call in self.traces[n].calls.get(judged.row[n], ())[:1])
-            for n in judged.pair
+            tuple(self.traces[n].function(call) for call in self.traces[n].calls.get(row[n], ())[:1]) for n in pair
         }
         named = [step for step in steps if step.name and not step.is_object]
         if len(calls) > 1 and () not in calls:
             named = [step for step in named if step.distance == 0]
-        elif not named or len(named) > _OF_ROLE or not isinstance(self._statement(judged), ast.If):
+        elif len(named) > _OF_ROLE or not isinstance(self.statements.at(place), ast.If):
             return False
-        return all(kind_of(step, self.traces, judged.pair, self.statements) in _BORING for step in named)
+        elif not named:
+            return names_rank(self.statements.header(place))
+        is_of_rank = all(kind_of(step, self.traces, pair, self.statements) in _BORING for step in named)
+        return is_of_rank and (len(calls) > 1 or self._tells_ranks(row, pair))
 
-    def _statement(self, judged: Judged) -> ast.AST | None:
-        number = judged.pair[0]
-        return self.statements.at(self.traces[number].place(judged.row[number]))
+    def _tells_ranks(self, row: Row, pair: Pair) -> bool:
+        """Return whether a condition reads a rank or a truth value, or always has the same result on a rank."""
+        first, second = (dict(self.traces[number].executions[row[number]].reads) for number in pair)
+        different = [name for name in first if name in second and differs(first[name], second[name])]
+        ranks = [str(self.traces[number].rank) for number in pair]
+        if any([first[name].text, second[name].text] == ranks or first[name].type == "bool" for name in different):
+            return True
+        return all(len(self._ways[number][self._line(self.traces[number], row[number])]) < 2 for number in pair)
+
+    def _place(self, judged: Judged) -> Place:
+        return self.traces[judged.pair[0]].place(judged.row[judged.pair[0]])
 
     def _raise_site(self, judged: Judged) -> Candidate | None:
         """Return the statement that raised the exception which only one rank of the division had."""
@@ -188,7 +180,7 @@ class Candidates:
                 return self._candidate(number, raising, OriginKind.EXCEPTION, self._ranks(judged.minority))
         return None
 
-    def _messages(self) -> Iterator[Candidate]:
+    def _messages(self) -> Iterator[Named]:
         """Yield why a message that a rank waits for does not come."""
         by_rank = {trace.rank: number for number, trace in enumerate(self.traces)}
         shared = Shared(self.traces)
@@ -202,13 +194,14 @@ class Candidates:
                 for opposite in shared.unpaired(self.traces[other].communications):
                     if opposite.peer == trace.rank and opposite.tag != awaited.tag:
                         pair = (number, other)
-                        steps = Slicer(self.alignment, pair).slice((owner, self.traces[other].owner(opposite)))
-                        yield from self._of_steps(steps, pair, self._ranks(pair))
+                        steps = self._slicer(pair).slice((owner, self.traces[other].owner(opposite)))
+                        made = self._of_steps(steps, pair, self._ranks(pair))
+                        yield from ((Clue.MESSAGE, candidate) for _, candidate in made)
                         break
                 for execution in left_out(self.traces[other], awaited, self.statements):
-                    yield self._candidate(other, execution, OriginKind.CALL, (self.traces[other].rank,))
+                    yield Clue.MESSAGE, self._candidate(other, execution, OriginKind.CALL, (self.traces[other].rank,))
 
-    def _swallowed(self) -> Iterator[Candidate]:
+    def _swallowed(self) -> Iterator[Named]:
         """Yield the latest exception that only one rank had and handled: its handler, and the statement that raised."""
         latest: tuple[float, int, int] | None = None
         for number, trace in enumerate(self.traces):
@@ -221,8 +214,10 @@ class Candidates:
             return
         _, number, execution = latest
         trace = self.traces[number]
-        for found in (*self._end_of_handler(trace, execution), _innermost_raise(trace, execution)):
-            yield self._candidate(number, found, OriginKind.EXCEPTION, (trace.rank,))
+        for found in self._end_of_handler(trace, execution):
+            yield Clue.HANDLER, self._candidate(number, found, OriginKind.EXCEPTION, (trace.rank,))
+        raising = _innermost_raise(trace, execution)
+        yield Clue.RAISED, self._candidate(number, raising, OriginKind.EXCEPTION, (trace.rank,))
 
     def _end_of_handler(self, trace: Trace, execution: int) -> tuple[int, ...]:
         """Return the last execution in the handler of the exception that left this execution, if it is known."""
@@ -247,7 +242,7 @@ class Candidates:
             for trace in self.traces
         ]
 
-    def _new_partings(self) -> Iterator[Candidate]:
+    def _new_partings(self) -> Iterator[Named]:
         """Yield the latest partings at which ranks went ways that they had not gone before."""
         forms: dict[object, Parting] = {}
         for parting in self.alignment.partings:
@@ -256,13 +251,15 @@ class Candidates:
             ways = tuple(sorted(str((arm.next_line, arm.ending)) for arm in parting.arms.values()))
             if not any(is_consequence(self.traces, parting, way) for way in parting.ways):
                 forms.setdefault((place, ways), parting)
-        for parting in list(forms.values())[:-3:-1]:
+        for clue, parting in zip((Clue.NEW_PARTING, Clue.OLDER_PARTING), reversed(forms.values()), strict=False):
             way = parting.ways[-1]
             number = way[0] if way[0] in parting.row else min(parting.row)
-            yield self._candidate(number, parting.row[number], OriginKind.CALL, self._ranks(way), row=parting.row)
+            candidate = self._candidate(number, parting.row[number], OriginKind.CALL, self._ranks(way), row=parting.row)
+            pair = (number, next(n for n in (*parting.ways[0], *parting.row) if n != number))
+            yield self._parted(clue, candidate, parting.row, pair)
 
     def steps(self, judged: Judged) -> list[Step]:
-        return Slicer(self.alignment, judged.pair).slice((judged.row[judged.pair[0]], judged.row[judged.pair[1]]))
+        return self._slicer(judged.pair).slice((judged.row[judged.pair[0]], judged.row[judged.pair[1]]))
 
     def _at_division(self, judged: Judged, steps: Sequence[Step]) -> Candidate:
         number = judged.pair[0]
@@ -276,7 +273,7 @@ class Candidates:
         ranks = self._ranks(judged.minority)
         at_division = self._candidate(number, execution, kind, ranks, row=judged.row)
         is_open = kind in (OriginKind.UNKNOWN, OriginKind.CALL, OriginKind.MISSING_REDUCTION)
-        if is_open and isinstance(self._statement(judged), ast.If | ast.While):
+        if is_open and isinstance(self.statements.at(self._place(judged)), ast.If | ast.While):
             values = self._decisive_number(steps, judged.pair)
             if values is not None:
                 others = tuple(other for other in at_division.values if other.name != values.name)
@@ -284,7 +281,7 @@ class Candidates:
                 return replace(at_division, kind=kind, name=name, values=(values, *others))
         return at_division
 
-    def _decisive_number(self, steps: Sequence[Step], pair: tuple[int, int]) -> RankValues | None:
+    def _decisive_number(self, steps: Sequence[Step], pair: Pair) -> RankValues | None:
         """Return the values of the nearest number that differs between the ranks and is not the rank, or None."""
         ranks = [str(self.traces[number].rank) for number in pair]
         for step in steps:
@@ -301,7 +298,7 @@ class Candidates:
                     return RankValues(name=name, values=tuple(sorted(by_rank)))
         return None
 
-    def _of_steps(self, steps: Sequence[Step], pair: tuple[int, int], ranks: tuple[int, ...]) -> Iterator[Candidate]:
+    def _of_steps(self, steps: Sequence[Step], pair: Pair, ranks: tuple[int, ...]) -> Iterator[Named]:
         places: dict[Place, Step] = {}
         for step in steps:
             if not step.is_update and not self._only_returns(step, pair):
@@ -316,73 +313,36 @@ class Candidates:
         drifts = [step for step in steps if step.is_origin and kinds[step] is OriginKind.RANDOM]
         nearest = [step for step in steps if kinds[step] not in _BORING and not step.is_object]
         origins = [step for step in nearest if step.is_origin]
-        objects = [step for step in steps if step.is_object]
         choices = [step for step in steps if step.is_parting and self._is_choice(step, pair)]
-        boring = [step for step in steps if kinds[step] in _BORING]
-        for step in (
-            *leaks[:1],
-            *drifts[:1],
-            *nearest[:1],
-            *choices[:1],
-            *nearest[1:2],
-            *objects[-1:],
-            *origins[:2],
-            *nearest[2:4],
-            *boring[:1],
+        own = [step for step in steps if kinds[step] in _BORING and not step.is_object]
+        for clue, found in (
+            (Clue.LEAK, [step for step in leaks[:1] if step.distance < 2 or step.name.startswith("generator:")]),
+            (Clue.SOURCE, [step for step in steps if kinds[step] in _SOURCES][:1]),
+            (Clue.NEAREST, nearest[:1]),
+            (Clue.NEAR, (*nearest[1:4], *choices[:1])),
+            (Clue.OWN_NUMBER, (*drifts[:1], *origins[:2], *own[:1])),
         ):
-            candidate = replace(self._of_step(step, kinds[step], pair, ranks), name=names[step])
-            is_effect = kinds[step] in (*_MADE_OF_DATA, OriginKind.RANDOM) and self._is_effect(step, found, pair)
-            yield replace(candidate, is_provable=False) if is_effect else candidate
-            if step.is_leak and (caller := self._caller(step, pair)) is not None:
-                yield self._candidate(pair[step.execution[0]], caller, OriginKind.LEAK, ranks)
+            for step in found:
+                yield clue, self._of_step(step, kinds[step], pair, ranks)
+        for step in leaks[:1]:
+            if (caller := self._caller(step, pair)) is not None:
+                yield Clue.LEAK_CALLER, self._candidate(pair[step.execution[0]], caller, OriginKind.LEAK, ranks)
+        files = (OriginKind.FILE, OriginKind.OTHER_RANKS_FILE, OriginKind.RESTORED_STATE)
+        for step in (step for step in steps if kinds[step] in files):
+            readers = [
+                self.traces[number].executions[execution]
+                for number, execution in zip(pair, step.executions, strict=True)
+                if execution is not None
+            ]
+            for number, change in changes_of_files(readers, self.traces, self.statements):
+                rank = self.traces[number].rank
+                yield Clue.FILE_CHANGED, self._candidate(number, change, OriginKind.OTHER_RANKS_FILE, (rank,))
 
-    def _own_data(self, step: Step, pair: tuple[int, int]) -> str | None:
-        """Return the number by which a statement decides or that it returns, "" if tensors decide, or None."""
-        first, second = step.executions
-        if step.name or first is None or second is None:
-            return None
-        side, execution = step.execution
-        statement = self.statements.at(self.traces[pair[side]].place(execution))
-        if not isinstance(statement, ast.If | ast.Return):
-            return None
-        if (values := self._decisive_number([step], pair)) is not None:
-            return values.name
-        names = Slicer(self.alignment, pair).inputs((first, second))
-        reads = dict(self.traces[pair[0]].executions[first].reads)
-        is_by_tensors = names and all(name in reads and reads[name].type == "Tensor" for name in names)
-        return "" if is_by_tensors and isinstance(statement, ast.If) else None
-
-    def _kind(self, step: Step, pair: tuple[int, int]) -> OriginKind:
-        return kind_of(step, self.traces, pair, self.statements)
-
-    def _is_effect(self, step: Step, steps: Sequence[Step], pair: tuple[int, int]) -> bool:
-        """Return whether the difference in a step can come from more than the number and the data of a rank.
-
-        `steps`: the whole slice. A number that differs before the step, or an earlier difference of another kind, makes
-        the step an effect. A random draw is one only after a leak. What depends on the number of the rank is data of
-        the rank, which rightly differ, unless only numbers lead from there to the division.
-        """
-        side, execution = step.execution
-        place = self.traces[pair[side]].place(execution)
-        kind = self._kind(step, pair)
-        if kind is OriginKind.RANK and any(at.name and self._decisive_number([at], pair) is None for at in _uses(step)):
-            return True
-        for other in steps:
-            if other.executions == step.executions or not any(at.executions == step.executions for at in _uses(other)):
-                continue
-            side, execution = other.execution
-            if other.is_leak or (kind is not OriginKind.RANDOM and self._kind(other, pair) not in _OWN_DATA):
-                return True
-            is_near = _near(place, self.traces[pair[side]].place(execution))
-            if kind is not OriginKind.RANDOM and not is_near and self._decisive_number([other], pair) is not None:
-                return True
-        return False
-
-    def _is_choice(self, step: Step, pair: tuple[int, int]) -> bool:
+    def _is_choice(self, step: Step, pair: Pair) -> bool:
         side, execution = step.execution
         return isinstance(self.statements.at(self.traces[pair[side]].place(execution)), ast.If | ast.Try)
 
-    def _only_returns(self, step: Step, pair: tuple[int, int]) -> bool:
+    def _only_returns(self, step: Step, pair: Pair) -> bool:
         """Return whether the step is a `return` of a name within the program, where nothing is decided."""
         side, execution = step.execution
         statement = self.statements.at(self.traces[pair[side]].place(execution))
@@ -392,7 +352,7 @@ class Candidates:
             and isinstance(statement.value, ast.Name | ast.Constant | None)
         )
 
-    def _of_step(self, step: Step, kind: OriginKind, pair: tuple[int, int], ranks: tuple[int, ...]) -> Candidate:
+    def _of_step(self, step: Step, kind: OriginKind, pair: Pair, ranks: tuple[int, ...]) -> Candidate:
         side, execution = step.execution
         trace = self.traces[pair[side]]
         if step.is_leak and trace.rank not in ranks:  # it is the other side that makes the extra call
@@ -418,7 +378,7 @@ class Candidates:
         )
         return replace(candidate, is_provable=self._is_provable(step, kind, pair))
 
-    def _is_provable(self, step: Step, kind: OriginKind, pair: tuple[int, int]) -> bool:
+    def _is_provable(self, step: Step, kind: OriginKind, pair: Pair) -> bool:
         """Return whether the difference can have begun at this step, so that an experiment there proves the origin.
 
         An extra call is the origin only if its ranks were sent there by their number, and a value that was not reduced
@@ -430,7 +390,7 @@ class Candidates:
             return not any(execution == owner or execution in trace.outer(owner) for owner in trace.owners)
         if kind is not OriginKind.LEAK:
             return kind in _PROVABLE
-        slicer = Slicer(self.alignment, pair)
+        slicer = self._slicer(pair)
         parting = slicer.parting_before(side, execution)
         if parting is None:
             return False
@@ -442,12 +402,12 @@ class Candidates:
             return all(kind_of(cause, self.traces, pair, self.statements) in _BORING for cause in named)
         return names_rank(header) or _LOGS.search(header) is not None
 
-    def _caller(self, step: Step, pair: tuple[int, int]) -> int | None:
+    def _caller(self, step: Step, pair: Pair) -> int | None:
         side, execution = step.execution
-        parting = Slicer(self.alignment, pair).parting_before(side, execution)
+        parting = self._slicer(pair).parting_before(side, execution)
         return None if parting is None or parting[1] == execution else parting[1]
 
-    def _of_operations(self, judged: Judged) -> Iterator[Candidate]:
+    def _of_operations(self, judged: Judged) -> Iterator[Named]:
         """Yield the statement of the first operation that only one of the ranks made."""
         ranks = self._ranks(judged.minority)
         for number, operation in zip(judged.pair, judged.operations, strict=True):
@@ -455,26 +415,19 @@ class Candidates:
                 continue
             trace = self.traces[number]
             owner = trace.owner(operation)
-            alone = self._alone(number, owner) if owner >= 0 else None
-            if alone is not None:
-                yield self._candidate(number, alone, OriginKind.CALL, ranks)
-            elif owner >= 0:
-                yield self._candidate(number, owner, OriginKind.CALL, ranks)
+            if owner >= 0:
+                yield Clue.OPERATION, self._candidate(number, self._alone(number, owner), OriginKind.CALL, ranks)
 
-    def _alone(self, number: int, execution: int) -> int | None:
-        """Return the innermost execution around this one whose statement no other rank ever executed, or None."""
+    def _alone(self, number: int, execution: int) -> int:
+        """Return the innermost execution around this one whose statement no other rank ever executed, or this one."""
         others = set().union(*(lines for other, lines in enumerate(self._ran) if other != number))
         trace = self.traces[number]
-        return next((e for e in (execution, *trace.outer(execution)) if self._line(trace, e) not in others), None)
-
-    def _alone_at_ends(self) -> Iterator[Candidate]:
-        for number, trace in enumerate(self.traces):
-            if trace.last >= 0 and (alone := self._alone(number, trace.last)) is not None:
-                yield self._candidate(number, alone, OriginKind.CALL, (trace.rank,))
+        around = (execution, *trace.outer(execution))
+        return next((e for e in around if self._line(trace, e) not in others), execution)
 
     # Coverage.
 
-    def _ran_alone(self) -> Iterator[Candidate]:
+    def _ran_alone(self) -> Iterator[Named]:
         """Yield the latest statements that only one rank ever executed, and the statement that led to them."""
         ran = self._ran
         latest: tuple[float, int, int] | None = None
@@ -490,10 +443,12 @@ class Candidates:
         if latest is None:
             return
         _, number, start = latest
-        yield self._candidate(number, start, OriginKind.CALL, (self.traces[number].rank,))
-        other = next(n for n in range(len(self.traces)) if n != number)
-        if (parting := Slicer(self.alignment, (number, other)).parting_before(0, start)) is not None:
-            yield self._candidate(number, parting[0][0], OriginKind.CALL, (self.traces[number].rank,))
+        ranks = (self.traces[number].rank,)
+        yield Clue.ALONE, self._candidate(number, start, OriginKind.CALL, ranks)
+        pair = (number, next(n for n in range(len(self.traces)) if n != number))
+        if (parting := self._slicer(pair).parting_before(0, start)) is not None:
+            candidate = self._candidate(number, parting[0][0], OriginKind.CALL, ranks)
+            yield self._parted(Clue.BEFORE_ALONE, candidate, dict(zip(pair, parting[0], strict=True)), pair)
 
     @cached_property
     def _ran(self) -> list[dict[tuple[str, int], int]]:
@@ -508,17 +463,47 @@ class Candidates:
 
     # Ends.
 
-    def _at_ends(self) -> Iterator[Candidate]:
-        """Yield where a rank stopped outside of communication while another rank waits in communication."""
+    def _at_ends(self) -> Iterator[Named]:
+        """Yield where threads stopped outside of communication, and what made the values differ that they use there."""
         for number, trace in enumerate(self.traces):
-            execution = trace.last
-            if execution < 0:
-                continue
-            waits = any(not made.returned and not made.error for made in trace.executions[execution].communications)
-            if not waits and not trace.activations[trace.activation_of[execution]].ended:
-                yield self._candidate(number, execution, OriginKind.UNKNOWN, (trace.rank,))
+            pair = (number, 0 if number else len(self.traces) - 1)
+            for execution in trace.running():
+                if any(not made.returned and not made.error for made in trace.executions[execution].communications):
+                    continue
+                yield Clue.END, self._candidate(number, execution, OriginKind.UNKNOWN, (trace.rank,))
+                steps = self._slicer(pair).behind(execution)
+                kinds = {step: kind_of(step, self.traces, pair, self.statements) for step in steps}
+                found = [step for step in steps if kinds[step] not in _BORING]
+                sources = [step for step in found if kinds[step] in _SOURCES]
+                for clue, made in (Clue.SOURCE, sources[:1]), (Clue.NEAR, found[:2]):
+                    yield from ((clue, self._of_step(step, kinds[step], pair, (trace.rank,))) for step in made)
+
+    def _new_ways(self) -> Iterator[Named]:
+        """Yield the two latest statements of each rank from which it went on in a way in which it never had before."""
+        for number, trace in enumerate(self.traces):
+            ways = self._ways[number]
+            latest = [max(first.values(), key=trace.order) for first in ways.values() if len(first) > 1]
+            for execution in sorted(latest, key=trace.order)[:-3:-1]:
+                yield Clue.NEW_WAY, self._candidate(number, execution, OriginKind.CALL, (trace.rank,))
+
+    @cached_property
+    def _ways(self) -> list[dict[tuple[str, int], dict[int | None, int]]]:
+        """By trace and statement: the first execution that went on to each next line."""
+        found: list[dict[tuple[str, int], dict[int | None, int]]] = []
+        for trace in self.traces:
+            ways: defaultdict[tuple[str, int], dict[int | None, int]] = defaultdict(dict)
+            for execution in range(len(trace.executions)):
+                if (following := trace.next_line(execution)) != 0:
+                    ways[self._line(trace, execution)].setdefault(following, execution)
+            found.append(ways)
+        return found
 
     # Facts.
+
+    def _slicer(self, pair: Pair) -> Slicer:
+        if pair not in self._slicers:
+            self._slicers[pair] = Slicer(self.alignment, pair)
+        return self._slicers[pair]
 
     def _ranks(self, numbers: Iterable[int]) -> tuple[int, ...]:
         return tuple(sorted(self.traces[number].rank for number in numbers))

@@ -58,7 +58,9 @@ def kind_of(step: Step, traces: Sequence[Trace], pair: tuple[int, int], statemen
         return OriginKind.PEER_VALUE
     text = statements.header(trace.place(number))
     kind = kind_of_text(text)
-    if kind is OriginKind.FILE and _changed_elsewhere(execution, trace, traces, statements):
+    if kind is OriginKind.FILE and any(
+        traces[other] is not trace for other, _ in changes_of_files([execution], traces, statements)
+    ):
         return OriginKind.OTHER_RANKS_FILE
     if kind is not OriginKind.UNKNOWN and not (kind is OriginKind.RANDOM and draws_alike):
         return kind
@@ -67,7 +69,7 @@ def kind_of(step: Step, traces: Sequence[Trace], pair: tuple[int, int], statemen
     if names_rank(text) and any(other == str(trace.rank) for other in _values(execution)):
         return OriginKind.RANK
     values = dict((*execution.writes, *execution.reads))
-    if step.name in values and is_number(values[step.name]):
+    if step.name in values and is_number(values[step.name]) and "[" not in values[step.name].text:
         return OriginKind.MISSING_REDUCTION
     return OriginKind.UNKNOWN
 
@@ -94,17 +96,16 @@ def _values(execution: Execution) -> Iterator[str]:
         yield value.text
 
 
-def _changed_elsewhere(execution: Execution, trace: Trace, traces: Sequence[Trace], statements: Statements) -> bool:
-    """Return whether another rank executed a statement that writes or removes the file that this one reads."""
-    paths = {value.text for _, value in execution.reads if "/" in value.text or "Path" in value.type}
-    if not paths:
-        return False
-    for other in traces:
-        if other is trace:
-            continue
-        for number, candidate in enumerate(other.executions):
-            if any(value.text in paths for _, value in candidate.reads) and _CHANGES_FILE.search(
-                statements.header(other.place(number))
+def changes_of_files(
+    readers: Sequence[Execution], traces: Sequence[Trace], statements: Statements
+) -> Iterator[tuple[int, int]]:
+    """Yield the last execution of each trace that writes or removes a file which one of the readers uses."""
+    used = (value for reader in readers for _, value in reader.reads)
+    paths = {value.text for value in used if "/" in value.text or "Path" in value.type}
+    for trace_number, trace in enumerate(traces if paths else ()):
+        for number in reversed(range(len(trace.executions))):
+            if any(value.text in paths for _, value in trace.executions[number].reads) and _CHANGES_FILE.search(
+                statements.header(trace.place(number))
             ):
-                return True
-    return False
+                yield trace_number, number
+                break

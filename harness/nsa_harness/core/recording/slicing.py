@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import TypeVar
 
 from nsa_harness.core.recording.alignment import Alignment
-from nsa_harness.core.recording.recording import Activation, Value
+from nsa_harness.core.recording.recording import Activation, Execution, Value
 from nsa_harness.core.recording.trace import Trace
 
 _MAX_STEPS = 600  # definitions that one slice inspects
@@ -66,6 +66,31 @@ class Slicer:
             steps += dict.fromkeys(step for _, step in objects if step is not None)
             for at, step in objects:
                 self._search([(cause, name, step) for cause, name in self._causes(at)], steps, visited)
+        return steps
+
+    def behind(self, execution: int) -> list[Step]:
+        """Return the definitions that make what an execution of the first rank alone uses differ, nearest first."""
+        steps: list[Step] = []
+        visited: set[tuple[tuple[int | None, int | None], str]] = set()
+        seen: set[tuple[int, str]] = set()
+        trace = self._trace(0)
+        members = trace.members[trace.activation_of[execution]]
+        last = members[max(0, trace.position[execution] - 1) :]  # A loop that polls may wait outside of its condition.
+        used = (*reversed(last), *trace.outer(execution))
+        waiting = deque((at, name) for at in used for name, _ in trace.executions[at].reads)
+        while waiting and len(seen) < _MAX_STEPS:
+            at, name = waiting.popleft()
+            definition = self._definitions[0].of(at, name)
+            if definition is None or (definition, name) in seen:
+                continue
+            seen.add((definition, name))
+            executions = self.both(0, definition)
+            if executions is None:
+                waiting.extend((definition, other) for other, _ in trace.executions[definition].reads)
+            elif written_differently(*(self._trace(side).executions[executions[side]] for side in (0, 1))):
+                causes = self._causes(executions)
+                steps.append(step := Step(executions, name, None, 0, is_origin=not causes))
+                self._search([(cause, other, step) for cause, other in causes], steps, visited)
         return steps
 
     def _search(
@@ -453,6 +478,14 @@ class Definitions:
             for _, value in values
             if value.identity
         )
+
+
+def written_differently(ours: Execution, theirs: Execution) -> str:
+    """Return the first name to which both executions assigned different values, or "" if there is none."""
+    if not ours.writes or not theirs.writes:
+        return ""
+    others = dict(theirs.writes)
+    return next((name for name, value in ours.writes if name in others and differs(value, others[name])), "")
 
 
 def differs(value: Value, other: Value) -> bool:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from functools import cached_property
 
 from nsa_harness.core.recording.recording import Activation, Communication, Execution, RankRecording
 from nsa_harness.core.report import Place
@@ -103,10 +102,18 @@ class Trace:
                 return None if raised.type in HARMLESS_EXCEPTIONS else execution
         return None
 
-    @cached_property
+    @property
     def last(self) -> int:
         """The execution in which the main thread was when the recording ended, or -1 if there is none."""
-        activations = self.roots[0][1] if self.roots else []
+        return self._last(self.roots[0][1]) if self.roots else -1
+
+    def running(self) -> Iterator[int]:
+        """Yield the execution in which each thread was that had not ended."""
+        for _, activations in self.roots:
+            if activations and not self.activations[activations[-1]].ended and (last := self._last(activations)) >= 0:
+                yield last
+
+    def _last(self, activations: Sequence[int]) -> int:
         execution = -1
         while activations:
             members = self.members[activations[-1]]
@@ -115,6 +122,17 @@ class Trace:
             execution = members[-1]
             activations = self.calls.get(execution, [])
         return execution
+
+    def next_line(self, execution: int) -> int | None:
+        """Return the next line in the same activation, None if it ended, or 0 if this is its last line so far."""
+        members, activation = self.members[self.activation_of[execution]], self.activation_of[execution]
+        following = self.position[execution] + 1
+        if following < len(members):
+            return self.executions[members[following]].line
+        return None if self.activations[activation].ended else 0
+
+    def order(self, execution: int) -> int:
+        return self.executions[execution].order
 
 
 def function_of(activation: Activation) -> Function:
