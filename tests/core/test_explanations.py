@@ -351,16 +351,16 @@ def test_a_rank_that_polls_for_what_never_comes_leads_to_the_hash_in_its_name() 
 def test_a_file_that_only_one_rank_finds_leads_to_the_line_that_removed_it() -> None:
     def resuming(rank: int) -> RankRecording:
         path = f"/tmp/part{rank}"
-        prune = [at(1, reads={"file": "/tmp/part0"})] if rank == 1 else []
+        prune = [at(1), at(2, reads={"file": "/tmp/part0"})] if rank == 1 else [at(1)]
         found = at(22, writes={"step": 5}) if rank == 1 else at(24, writes={"step": 0})
         wait = at(32, op(returned=False)) if rank == 0 else at(40, op("barrier", returned=False))
         ways = [at(21, reads={"path": path}), found, at(31, reads={"step": 5 * rank}), wait]
         return recorded(rank, main(*prune, *ways, ended=False))
 
     restore = "if path.exists():\n    step = load(path)\nelse:\n    step = 0\n"
-    source = "file.unlink(1)\n" + 19 * "\n" + restore + 6 * "\n" + "if step < 5:\n    all_reduce()\n"
+    source = "if rank == 1:\n    file.unlink()\n" + 18 * "\n" + restore + 6 * "\n" + "if step < 5:\n    all_reduce()\n"
     found = explained(source, resuming(0), resuming(1))
-    assert (candidate_at(found, 1).kind, candidate_at(found, 1).ranks) == (OriginKind.OTHER_RANKS_FILE, (1,))
+    assert (candidate_at(found, 2).kind, candidate_at(found, 2).ranks) == (OriginKind.OTHER_RANKS_FILE, (1,))
 
 
 def test_a_test_of_another_number_than_the_rank_is_no_role() -> None:

@@ -15,10 +15,9 @@ from nsa_harness.core.recording.clues import Clue, likelihood
 from nsa_harness.core.recording.communications import Shared, left_out
 from nsa_harness.core.recording.division import Judged, is_consequence, own_exceptions
 from nsa_harness.core.recording.explanation import Candidate, OriginKind, RankValues
-from nsa_harness.core.recording.first_differences import first_differences
 from nsa_harness.core.recording.origin import changes_of_files, is_number, kind_of
 from nsa_harness.core.recording.recording import Value
-from nsa_harness.core.recording.slicing import Pair, Slicer, Step, differs
+from nsa_harness.core.recording.slicing import Pair, Slicer, Step, differs, first_differences
 from nsa_harness.core.recording.statements import Statements
 from nsa_harness.core.recording.trace import Trace
 from nsa_harness.core.report import Place

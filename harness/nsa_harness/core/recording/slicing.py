@@ -330,6 +330,24 @@ class Slicer:
         return None
 
 
+def first_differences(alignment: Alignment, pair: Pair) -> Iterator[Step]:
+    """Yield each statement once, at its first execution that made a difference, in the order of time."""
+    slicer = Slicer(alignment, pair)
+    seen = set()
+    first, second = (alignment.traces[number] for number in pair)
+    for row in alignment.rows:
+        if pair[0] not in row or pair[1] not in row:
+            continue
+        executions = row[pair[0]], row[pair[1]]
+        place = first.place(executions[0])
+        if place in seen:
+            continue
+        name = written_differently(first.executions[executions[0]], second.executions[executions[1]])
+        if name and not slicer.inputs(executions) and not slicer.results(executions):
+            seen.add(place)
+            yield Step(executions, name, None, 0, is_origin=True)
+
+
 class Definitions:
     """The definitions of names in one trace."""
 
