@@ -105,8 +105,30 @@ class Candidates:
             pair = (0, other)
             for step in first_differences(self.alignment, pair):
                 kind = kind_of(step, self.traces, pair, self.statements)
-                if kind not in _BORING:
-                    yield Clue.OWN_NUMBER, self._of_step(step, kind, pair, (self.traces[other].rank,))
+                if kind not in _USUAL:
+                    place = self.traces[pair[0]].place(step.execution[1])
+                    candidate = self._of_step(step, kind, pair, (self.traces[other].rank,))
+                    (data if isinstance(self.statements.at(place), ast.For) else found).append(
+                        (Clue.OWN_NUMBER, candidate)
+                    )
+        yield from found
+        yield from ((clue, candidate) for clue, candidate in self._new_partings() if clue is not Clue.ROLE)
+        yield from data
+
+    def _by_chance(self) -> Iterator[Candidate]:
+        """Yield where the ranks first differed by chance, even if no recorded value leads from there to the failure.
+
+        An experiment changes all hashes at once, so it proves the origin only if there is one.
+        """
+        for other in dict.fromkeys((1, len(self.traces) - 1)):
+            pair = (0, other)
+            steps = [*first_differences(self.alignment, pair), *extra_draws(self.alignment, pair)]
+            kinds = [kind_of(step, self.traces, pair, self.statements) for step in steps]
+            for step, kind in zip(steps, kinds, strict=True):
+                if kind in _BY_CHANCE:
+                    candidate = self._of_step(step, kind, pair, (self.traces[other].rank,))
+                    is_one = kind is not OriginKind.HASH_ORDER or kinds.count(kind) == 1
+                    yield replace(candidate, chain=(), is_provable=candidate.is_provable and is_one)
 
     # Exceptions.
 
