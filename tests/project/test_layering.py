@@ -382,6 +382,7 @@ NO_FILE_OF_A_RUN: dict[str, tuple[set[str], str]] = {
     ),
     "harness/nsa_harness/supervisor/storage/logs.py": ({".open"}, "a log of a launch that runs, by no link"),
     "harness/nsa_harness/supervisor/storage/redacted_files.py": ({".open"}, "the bundle that a user has named"),
+    "harness/nsa_harness/supervisor/storage/history.py": ({".unlink"}, "the index beside the runs, if it is damaged"),
     "harness/nsa_harness/supervisor/storage/reports.py": (
         {".walk"},
         "where runs lie is looked for; what is found goes by the door",

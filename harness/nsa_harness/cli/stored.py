@@ -168,8 +168,9 @@ def compare(
     as_json: JsonDocument = False,
     out: Out = None,
 ) -> None:
-    """Compare two stored runs: verdicts, times, memory, loss and surroundings.
+    """Compare two stored runs.
 
+    Shows verdicts, times, memory, loss, and what changed in the surroundings.
     Exits with 1 if the second run is worse: not as expected, or worse by more than the repeats of these runs vary.
     """
     from nsa_harness.commands.history import compare_runs

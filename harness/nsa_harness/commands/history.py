@@ -143,5 +143,5 @@ def pin(named: Sequence[Path], parent: Path, *, is_pinned: bool) -> Iterator[str
         if is_pinned:
             run.directory.write(run.path / PIN, "")
         else:
-            (run.path / PIN).unlink(missing_ok=True)
+            run.directory.remove(run.path / PIN)
         yield f"{run.run_id} is {'pinned' if is_pinned else 'no longer pinned'}"
