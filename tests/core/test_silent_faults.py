@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from builders import case, ended, evidence, finding_of, rank_evidence
+from builders import board, call, case, ended, evidence, finding_of, rank_evidence
 
 from nsa_harness.core.diagnosis.rules import replicas as of_replicas
 from nsa_harness.core.diagnosis.rules import silent_faults as of_silence
@@ -206,6 +206,75 @@ def test_ranks_that_accumulate_over_different_numbers_of_micro_batches_are_found
 )
 def test_unequal_steps_for_another_reason_are_no_finding(other: HealthSamples) -> None:
     assert found(of_replicas.replica_divergence, rank(0, accumulating(16)), rank(1, other)) is None
+
+
+def past_ddp(checksums: str, *bypassed: int, keep: int = 0, **changes: Any) -> HealthSamples:
+    """A replica whose forward passes went past DDP before the samples with the numbers `bypassed`."""
+    (one,) = replica(*checksums, part=OTHER if "x" in checksums else SAME, **changes).replicas
+    samples = [
+        replace(sample, bypass_place=LINE if number in bypassed else None) for number, sample in enumerate(one.samples)
+    ]
+    return HealthSamples(replicas=(replace(one, samples=tuple(samples[keep:])),))
+
+
+def test_the_line_that_called_the_model_past_ddp_is_named_if_its_step_made_the_replicas_differ() -> None:
+    one = found(of_replicas.replica_divergence, rank(0, past_ddp("aabbc", 4)), rank(1, past_ddp("aabbx", 4)))
+    assert (one.facts["identified_by"], one.ranks, one.confidence >= 0.9) == ("bypassed", (0, 1), True)
+    assert one.place == replace(LINE, parameter="head.weight")
+    assert "called the model inside of DDP (ada/train.py:18) in that step, and not DDP itself" in one.claim
+    lost = [past_ddp("aabbc", 2, 4, keep=3), past_ddp("aaxxx", 2, 4, keep=3)]
+    assert (
+        found(of_replicas.replica_divergence, rank(0, lost[0]), rank(1, lost[1])).facts["identified_by"] == "bypassed"
+    )
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (past_ddp("aabbc", 2, 4), past_ddp("aabbx", 2, 4)),
+        (past_ddp("aabbc", 4), past_ddp("aabbx")),
+        (past_ddp("aabbc", 4), past_ddp("aabxx", 4)),
+    ],
+    ids=["harmless before", "one rank only", "changed before that step"],
+)
+def test_a_call_past_ddp_is_not_the_reason_of_another_difference(first: HealthSamples, second: HealthSamples) -> None:
+    assert found(of_replicas.replica_divergence, rank(0, first), rank(1, second)).facts["identified_by"] != "bypassed"
+
+
+UNREDUCED: dict[str, Any] = {"kind": "added", "type": "Net", "in_ddp": False, "wrap_place": LINE}
+
+
+@pytest.mark.parametrize(
+    ("kind", "checksums", "is_certain"),
+    [("added", "axxyy", True), ("added", "xxyyz", False), ("beside", "axxyy", False)],
+)
+def test_trained_parameters_that_no_ddp_averages_are_named_with_the_line_of_ddp(
+    kind: str, checksums: str, is_certain: bool
+) -> None:
+    facts = {**UNREDUCED, "kind": kind}
+    one = found(
+        of_replicas.replica_divergence,
+        rank(0, replica(*"aabbc", **facts)),
+        rank(1, replica(*checksums, part=OTHER, **facts)),
+    )
+    assert (one.facts["identified_by"], one.ranks, one.place) == (kind, (0, 1), replace(LINE, parameter="head.weight"))
+    assert (one.confidence >= 0.9) is is_certain
+    assert "no DDP averages the gradients of head.weight of Net" in one.claim
+
+
+@pytest.mark.parametrize(
+    ("first", "second"), [("aabbc", "aabbc"), ("aabbc", "aabbx"), ("aabbc", "axxbc")], ids=["equal", "once", "again"]
+)
+def test_trained_parameters_that_no_ddp_averages_but_the_program_does_are_no_finding(first: str, second: str) -> None:
+    pair = [replica(*first, **UNREDUCED), replica(*second, part=OTHER, **UNREDUCED)]
+    assert found(of_replicas.replica_divergence, rank(0, pair[0]), rank(1, pair[1])) is None
+
+
+def test_experts_that_each_rank_trains_for_itself_are_no_finding() -> None:
+    pair = [replica(*"aabbc", **UNREDUCED), replica(*"axxyy", part=OTHER, **UNREDUCED)]
+    exchanges = board(calls=(call(op="all_to_all_single"),))
+    ranks = [rank(number, looks, status_file=exchanges) for number, looks in enumerate(pair)]
+    assert found(of_replicas.replica_divergence, *ranks) is None
 
 
 def test_replicas_of_another_group_are_not_compared() -> None:

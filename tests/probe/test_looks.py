@@ -279,7 +279,7 @@ def test_a_replica_is_looked_at_as_it_is_made_and_around_each_step(two: list[Hea
 def test_a_model_outside_of_ddp_is_looked_at_from_before_the_first_step_on(two: list[HealthSamples]) -> None:
     for one in two:
         model, extra = one.replicas
-        assert (model.in_ddp, model.was_broadcast, extra.in_ddp, extra.was_broadcast) == (True, False, False, True)
+        assert (model.in_ddp, model.was_broadcast, extra.in_ddp, extra.was_broadcast) == (True, True, False, True)
         assert (extra.ranks, extra.names) == ((0, 1), (("weight", "weight"), ("bias", "bias")))
         assert [(look.at, look.round) for look in extra.samples[:3]] == [("made", 0), ("stepped", 1), ("begun", 1)]
 

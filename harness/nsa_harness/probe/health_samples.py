@@ -30,6 +30,7 @@ EVERY_STEP_UNTIL = 16
 SAMPLES_PER_OCTAVE = 8
 OPTIMIZERS_LIMIT = 8
 SAMPLE_BYTES = 128 << 10  # per sample of all parameters of an optimizer
+CALLS_LIMIT = 64  # modules that are called outside of DDP
 FILE_LIMIT_BYTES = 1 << 20
 NAMES_LIMIT = 8
 STEADY_AFTER = 4  # steps in which a parameter may still lack a gradient; after them, the line at fault is searched
@@ -73,6 +74,10 @@ class HealthSampler:
         self._written_bytes = 0
         self._optimizers: weakref.WeakKeyDictionary[Any, _Steps] = weakref.WeakKeyDictionary()
         self._replicas: list[replicas.LiveReplica] = []
+        # id of a module that was called outside of DDP -> the line that called it, and the models in DDP that share its
+        # parameters
+        self._calls_past_ddp: dict[int, tuple[str, list[replicas.LiveReplica]]] = {}
+        self._called_past_ddp: set[int] = set()  # ids of such modules that were called in this iteration
         self._losses, self._bad_losses, self._bad_in_a_row = 0, 0, 0
         self._step = 1
         self._total_steps = 0
@@ -93,7 +98,7 @@ class HealthSampler:
         attempt("optimizer samples", self._hook_optimizers)
         attempt("loss samples", self._watch_backward)
         attempt("step times", lambda: self.step_times.watch_buffers(self._torch, self._trouble))
-        attempt("replica samples", lambda: replicas.watch(self._on_new_replica, self._trouble))
+        attempt("replica samples", lambda: replicas.watch(self._on_new_replica, self._trouble, self._foreign))
         attempt("overwritten files", lambda: self._written_files.watch(self._torch))
         atexit.register(self._at_process_exit)
 
@@ -142,6 +147,25 @@ class HealthSampler:
     def _on_new_replica(self, model: Any) -> None:
         if self._status_file.is_writing and len(self._replicas) < replicas.INSTANCES_LIMIT:
             self._trouble.attempt("replica samples", lambda: self._add_replica(model))
+            self._names.at_outermost = self._safely("calls past DDP", self._note_call_past_ddp)
+
+    def _note_call_past_ddp(self, module: Any) -> None:
+        """Record that the program calls `module`, and not the DDP model that it may be part of."""
+        if id(module) not in self._calls_past_ddp and len(self._calls_past_ddp) < CALLS_LIMIT:
+            ddps = [replica for replica in self._replicas if replicas.shares_parameters(module, replica)]
+            place = replicas.calling_place(sys._getframe(1), ddps[0].model(), self._foreign) if ddps else ""
+            self._calls_past_ddp[id(module)] = place, ddps
+        self._called_past_ddp.add(id(module))
+
+    def _note_bypasses(self) -> None:
+        """Record for each model in DDP whether this iteration called the model itself, and never DDP."""
+        for module in self._called_past_ddp:
+            place, ddps = self._calls_past_ddp.get(module, ("", []))
+            for replica in ddps:
+                if id(replica.model()) not in self._names.called_ddps:
+                    replica.bypass = replica.bypass or place
+        self._called_past_ddp.clear()
+        self._names.called_ddps.clear()
 
     def _at_forward(self) -> None:
         """Sample the model replicas before the first forward pass after an optimizer step."""
@@ -155,6 +179,8 @@ class HealthSampler:
     # The samples.
 
     def _before_step(self, optimizer: Any, *_: Any) -> None:
+        if self._replicas and is_sampled(self._iteration + 1):
+            self._trouble.attempt("replica samples", lambda: self._find_unreduced(optimizer))
         if not self._total_steps and not self._optimizers:
             self._trouble.attempt("replica samples", self._find_replicas)
         steps = self._optimizers.get(optimizer)
@@ -286,9 +312,17 @@ class HealthSampler:
         for model in models[: replicas.INSTANCES_LIMIT - len(self._replicas)]:
             self._add_replica(model, "model")
 
+    def _find_unreduced(self, optimizer: Any) -> None:
+        """Add the trained parameters that DDP does not average, although it averages the rest of their model."""
+        trained, models = trained_parameters(optimizer), self._names.models()
+        for parameters, kind, ddp in replicas.unreduced_parameters(trained, models, self._replicas):
+            if len(self._replicas) < 2 * replicas.INSTANCES_LIMIT:
+                self._add_replica(parameters, kind, ddp)
+
     def _find_belongings(self) -> None:
         """After the first step, add the buffers and the copies of the sampled models."""
-        for thing, kind, original in list(replicas.belongings(self._living_replicas())):
+        models = [replica for replica in self._living_replicas() if replica.original is replica]
+        for thing, kind, original in list(replicas.belongings(models)):
             self._add_replica(thing, kind, original)
 
     def _sample_before_step(self) -> None:
@@ -309,6 +343,7 @@ class HealthSampler:
         self._iteration_key = key
         if self._total_steps == 1:
             self._trouble.attempt("copies of models", self._find_belongings)
+        self._note_bypasses()
         if not is_sampled(self._iteration):
             return
         for replica in self._living_replicas():
@@ -325,6 +360,9 @@ class HealthSampler:
     def _replica_sample(self, replica: replicas.LiveReplica, at: str) -> dict[str, Any]:
         header = {"at": at, "ddp": replica.number, "round": self._iteration, "steps": self._total_steps}
         facts = replicas.optimizer_facts(self._optimizers, replica) if replica.kind in ("ddp", "model") else {}
+        if at == "stepped":
+            facts |= {"bypass": replica.bypass} if replica.bypass else {}
+            replica.bypass = ""
         return {**header, **facts, **replica.sample()}
 
     def _at_exit(self) -> None:

@@ -105,6 +105,10 @@ def _hook_modules(
                 trains[0] = module.training and learning
                 if trains[0] and in_backward() == -1:
                     trouble.attempt("batches", lambda: dropped_batches.note_forward(module, arguments))
+                    if names.at_outermost is not None and not entry.is_ddp:
+                        names.at_outermost(module)
+            if entry.is_ddp and grad_enabled():
+                names.called_ddps.add(id(module))
             if names.at_next_forward is not None:
                 names.at_next_forward()
             forward(entry.forward_event, calling_line())

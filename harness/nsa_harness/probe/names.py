@@ -25,6 +25,7 @@ class NamedModule:
         "first_step",
         "forward_event",
         "has_parameters",
+        "is_ddp",
         "module",
         "name",
         "skips_backward",
@@ -38,7 +39,7 @@ class NamedModule:
         self.module = module
         self.name = name
         self.forward_event = 0
-        self.skips_events = self.skips_backward = self.has_parameters = False
+        self.skips_events = self.skips_backward = self.has_parameters = self.is_ddp = False
         self.first_step = 0  # the step of its first call
         self.without_gradients = False  # its output had no grad_fn inside a forward that trains
 
@@ -50,6 +51,7 @@ class NamedModule:
         self.skips_backward = self.skips_events or is_deep(self.name)
         # A loss module without parameters often stays in training mode, so it does not show how the program runs.
         self.has_parameters = next(module.parameters(), None) is not None
+        self.is_ddp = any(base.__name__ == "DistributedDataParallel" for base in type(module).__mro__)
         self.forward_event = self._status_file.event_code("forward", self.name)
         self.write_backward_event = functools.partial(
             self._status_file.write_training_event, self._status_file.event_code("backward", self.name)
@@ -65,6 +67,9 @@ class ModuleNames:
         self.called: dict[int, NamedModule] = {}  # id(module) -> a called module; removed when the module is collected
         self._roots: list[Callable[[], Any]] = []
         self.at_next_forward: Callable[[], None] | None = None  # called when the next forward begins
+        # Called with each module whose forward with gradients begins outside of DDP and of any other module.
+        self.at_outermost: Callable[[Any], None] | None = None
+        self.called_ddps: set[int] = set()  # ids of the DDP models that were called with gradients in this iteration
 
     def find(self, module: Any) -> NamedModule:
         """Return the record of a module that was called. Register the model that contains the module if necessary."""

@@ -17,6 +17,7 @@ from typing import Any
 from .fingerprint import Unreadable, checksum, sample_bytes, size_and_sum, values_of
 from .groups import ranges
 from .patches import TroubleLog, patch
+from .places import frame_place, innermost_own, is_own
 
 DDP_MODULE = "torch.nn.parallel.distributed"
 INSTANCES_LIMIT = 4
@@ -40,9 +41,13 @@ class LiveReplica:
         self.number = number
         # Only a dict has no weak references. It is released once nothing else refers to it.
         self.model: Callable[[], Any] = _Kept(model) if type(model) is dict else weakref.ref(model)
-        self.kind = kind  # "ddp": a model in DDP; "model": another one; "buffers" of a model; "copy" of a model
+        if kind in (ADDED, BESIDE):
+            self.model = lambda: model  # has weak references itself
+        # "ddp": a model in DDP; "model": another one; "buffers" of a model; "copy" of a model; `ADDED` or `BESIDE`
+        self.kind = kind
         self.original = original or self  # the model that these buffers, or this copy, belong to
         self.needs_sample = kind == "ddp"  # take a sample before the next forward
+        self.bypass = ""  # line that called the model itself instead of DDP since the last sample
 
     def header(self) -> dict[str, Any]:
         """Return a record that describes this replica, including its first checksums.
@@ -63,7 +68,9 @@ class LiveReplica:
             "parts": parts,
         }
         facts |= _name_checksums([names for names, _ in _parts(every)])
-        if self.kind in ("buffers", "copy"):
+        if self.kind in (ADDED, BESIDE):
+            facts |= {"kind": self.kind, "of": self.model().name, "wrap": _wrap_places.get(self.original.model(), "")}
+        elif self.kind in ("buffers", "copy"):
             facts |= {"kind": self.kind, "of": type(_inner(self.model())).__name__}
         elif self.kind != "ddp":
             facts["reduced"] = _all_reduced(every)
@@ -72,6 +79,8 @@ class LiveReplica:
     def parameters(self) -> set[int]:
         """Return the ids of the model's parameters."""
         model: Any = self.model()
+        if self.kind in (ADDED, BESIDE):
+            return {id(parameter) for _, parameter in self._tensors()}
         return set() if model is None or self.kind == "copy" else {id(parameter) for parameter in model.parameters()}
 
     def sample(self) -> dict[str, Any]:
@@ -90,6 +99,8 @@ class LiveReplica:
 
     def _tensors(self) -> list[tuple[str, Any]]:
         model = self.model()
+        if self.kind in (ADDED, BESIDE):
+            return [(name, tensor) for name, ref in model.parameters if (tensor := ref()) is not None]
         if self.kind == "buffers":
             return _buffers(model)
         return _copied_tensors(model) if self.kind == "copy" else _ddp_parameters(model)
@@ -121,6 +132,88 @@ class _Kept:
         if sys.getrefcount(self._tensors) <= 2:  # the attribute, and the argument of this call
             self._tensors = None
         return self._tensors
+
+
+# Kinds of trained parameters whose gradients DDP does not average. They were added to the model inside of DDP, or made
+# trainable, after DDP wrapped it; or they are beside it, in the same outer model or in the same optimizer.
+ADDED, BESIDE = "added", "beside"
+
+
+class UnreducedParameters:
+    """Trained parameters that no DDP averages, although the rest of their model is in DDP."""
+
+    def __init__(self, name: str, parameters: Iterable[tuple[str, Any]]) -> None:
+        self.name = name  # type of the module that has them
+        self.parameters = [(name, weakref.ref(parameter)) for name, parameter in parameters]
+
+
+_averaged: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()  # parameters of all DDP, by id
+_known_unreduced: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+_wrap_places: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()  # DDP -> the line that created it
+
+
+def _is_averaged(parameter: Any) -> bool:
+    return _averaged.get(id(parameter)) is parameter
+
+
+def unreduced_parameters(
+    trained: Sequence[Any], models: Iterable[Any], ddps: Iterable[LiveReplica]
+) -> Iterator[tuple[UnreducedParameters, str, LiveReplica]]:
+    """Yield the parameters with a gradient that no DDP averages, with their kind and the DDP that they belong to.
+
+    `trained` are the parameters of one optimizer. Skipped are sharded parameters, and those whose gradients the program
+    sums itself. Each parameter is yielded once.
+    """
+    fresh = {
+        id(parameter): parameter
+        for parameter in trained
+        if parameter.grad is not None
+        and not _is_averaged(parameter)
+        and id(parameter) not in _known_unreduced
+        and not hasattr(parameter, "_local_tensor")
+        and not hasattr(parameter, "_fsdp_flattened")
+        and not _all_reduced([("", parameter)])
+    }
+    living = [(replica, model) for replica in ddps if replica.kind == "ddp" and (model := replica.model()) is not None]
+    if not fresh or not living:
+        return
+    _known_unreduced.update(fresh)
+    is_shared = any(_is_averaged(parameter) for parameter in trained)
+    roots = [(ADDED, replica, _inner(model)) for replica, model in living]
+    roots += [(BESIDE, living[0][0], model) for model in models]
+    for kind, replica, root in roots:
+        every = list(root.named_parameters())
+        if kind == ADDED or is_shared or any(_is_averaged(parameter) for _, parameter in every):
+            found = [(name, fresh.pop(id(parameter))) for name, parameter in every if id(parameter) in fresh]
+            if found:
+                yield UnreducedParameters(type(root).__name__, found), kind, replica
+    if fresh and is_shared:
+        loose = [(f"a parameter of shape {tuple(parameter.shape)}", parameter) for parameter in fresh.values()]
+        yield UnreducedParameters("", loose), BESIDE, living[0][0]
+
+
+def calling_place(frame: Any, model: Any, foreign: tuple[str, ...]) -> str:
+    """Return the innermost line of the program that is not in a method of one of the modules of `model`, or ""."""
+    inside = {id(module) for module in model.modules()}
+    while frame is not None:
+        code = frame.f_code
+        is_method = code.co_argcount and id(frame.f_locals.get(code.co_varnames[0])) in inside
+        if is_own(code.co_filename, foreign) and not is_method:
+            return frame_place(frame)
+        frame = frame.f_back
+    return ""
+
+
+def shares_parameters(module: Any, replica: LiveReplica) -> bool:
+    """Return whether `module` is part of a model in DDP, or contains it, but is not the compiled DDP itself."""
+    model: Any = replica.model()
+    if replica.kind != "ddp" or model is None or type(module).__name__ == "OptimizedModule":
+        return False
+    # `replicate` calls DDP from hooks of the model.
+    hooks = _inner(model)._forward_pre_hooks.values()
+    if any("replicate" in str(getattr(hook, "__module__", "")) for hook in hooks):
+        return False
+    return not replica.parameters().isdisjoint(id(parameter) for parameter in module.parameters())
 
 
 _broadcast_addresses: set[int] = set()  # addresses of tensors that were broadcast
@@ -248,12 +341,17 @@ def _inner(model: Any) -> Any:
     return model.module if hasattr(model, "parameters_to_ignore") else model
 
 
-def watch(note_model: Callable[[Any], object], trouble: TroubleLog) -> None:
-    """Call `note_model` with each new DistributedDataParallel model."""
+def watch(note_model: Callable[[Any], object], trouble: TroubleLog, foreign: tuple[str, ...]) -> None:
+    """Call `note_model` with each new DistributedDataParallel model. `foreign`: as in `innermost_own`."""
 
     def after_init(_state: object, arguments: Any, _options: Any, _result: Any, error: BaseException | None) -> None:
         if error is None:
-            note_model(arguments[0])
+            model = arguments[0]
+            _wrap_places[model] = frame_place(innermost_own(sys._getframe(1), foreign))
+            _averaged.update({id(each): each for each in model.module.parameters() if each.requires_grad})
+            for parameter in model.module.parameters():
+                note_broadcast(parameter)  # the model itself is compared if the program drops DDP
+            note_model(model)
 
     kind = sys.modules[DDP_MODULE].DistributedDataParallel
     patch(kind, "__init__", "replica samples", trouble, after=after_init)
@@ -265,7 +363,10 @@ def _ddp_parameters(model: Any) -> list[tuple[str, Any]]:
     every = [
         (name, parameter)
         for name, parameter in _inner(model).named_parameters()
-        if parameter.requires_grad and name not in ignored_names and not hasattr(parameter, "_local_tensor")
+        if parameter.requires_grad
+        and name not in ignored_names
+        and not hasattr(parameter, "_local_tensor")
+        and (not hasattr(model, "parameters_to_ignore") or _is_averaged(parameter))
     ]
     stride = -(-len(every) // PARAMETERS_LIMIT) or 1
     return every[::stride]

@@ -170,6 +170,7 @@ class _Reader:
             block_checksums="".join(f"{str(part[0])[-4:]:>4}" for part in record["seen"][:_MAX_PARTS]),
             learning_rates=tuple(float(rate) for rate in record.get("rates", ())[:_MAX_NAMES]),
             optimizer_state=str(record.get("state", ""))[:16],
+            bypass_place=read_place(str(record.get("bypass", ""))),
         )
         self._replicas[replica.number] = replace(
             replica,
@@ -256,6 +257,7 @@ def _replica(record: dict[str, Any]) -> Replica:
         reduces_gradients=bool(record.get("reduced", False)),
         kind=str(record.get("kind", ""))[:16],
         type=str(record.get("of", ""))[:_MAX_TEXT],
+        wrap_place=read_place(str(record.get("wrap", ""))),
     )
 
 

@@ -65,6 +65,8 @@ class ReplicaSample:
     block_checksums: str = ""  # the last four characters of each block's checksum
     learning_rates: tuple[float, ...] = ()  # of the optimizers' groups that have these parameters
     optimizer_state: str = ""  # a checksum of the optimizers' state; "": there is none for some parameter
+    # Line of a forward pass since the last sample that called the model inside of DDP, in a step that never called DDP.
+    bypass_place: Place | None = None
 
 
 @stored_as(
@@ -85,8 +87,11 @@ class Replica:
     in_ddp: bool = True  # the model is wrapped in DDP, which keeps the replicas equal
     was_broadcast: bool = False  # the program broadcast every parameter before the first step
     reduces_gradients: bool = False  # the program itself reduced every gradient of the first step over all ranks
-    kind: str = ""  # "buffers" or "copy" (a module or dict with the names and shapes of a model); "": parameters
+    # "buffers"; "copy": a module or dict with the names and shapes of a model; "added": parameters that the model
+    # inside of DDP received after DDP wrapped it; "beside": other parameters that DDP does not average; "": parameters
+    kind: str = ""
     type: str = ""  # type of the module, or "dict", if there is a kind
+    wrap_place: Place | None = None  # for "added" and "beside": the line that wrapped the model in DDP
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import takewhile
 
 from nsa_harness.core.diagnosis.causes import Cause
@@ -23,10 +23,14 @@ def _divergences(context: DiagnosisContext) -> tuple[list[ReplicaDivergence]] | 
     Replicas without samples from every rank of their group are skipped. Return None if no replicas differ.
     """
     health = dict(samples_by_rank(context, lambda samples: (samples,)))
+    status_files = [rank.status_file for rank in context.evidence.ranks if rank.status_file]
+    # Experts that each rank trains for itself receive their inputs through all_to_all.
+    has_experts = any(call.op.startswith("all_to_all") for one in status_files for call in one.calls)
     divergences = [
         match
         for replicas in complete_replicas(samples_by_rank(context, lambda samples: samples.replicas))
-        if (match := first_divergence(replicas) or _uneven_steps(replicas, health)) is not None
+        if not (has_experts and _first_replica(replicas).kind in _UNREDUCED)
+        and (match := first_divergence(replicas) or _uneven_steps(replicas, health)) is not None
     ]
     return (divergences,) if divergences else None
 
@@ -98,7 +102,7 @@ def replica_divergence(_: DiagnosisContext, divergences: Sequence[ReplicaDiverge
                 else {}
             ),
         },
-        place=Place(parameter=name, layer=layer_of(name)) if name else None,
+        place=replace(first.place or Place(), parameter=name, layer=layer_of(name)) if name else first.place,
         evidence=EvidenceKind.RECORD if first.identified_by and first.in_ddp else EvidenceKind.EFFECT,
     )
 
@@ -122,8 +126,10 @@ class ReplicaDivergence:
     first_names: tuple[str, ...] = ()  # names of the parameters that differ at this moment; empty: not recorded
     learning_rates: tuple[tuple[int, float], ...] = ()  # by rank, if these differ at this moment
     type: str = ""  # as in Replica
+    place: Place | None = None  # the line that called the model past DDP, or that wrapped it too early
 
 
+_UNREDUCED = ("added", "beside")  # kinds of trained parameters that DDP does not average
 _LASTING = 3  # samples in which buffers, or copies of a model, must differ up to the end of the run
 _Moment = tuple[str, int]  # the fields `at` and `round` of a ReplicaSample
 _Samples = Mapping[int, Mapping[_Moment, ReplicaSample]]  # by rank
@@ -169,7 +175,8 @@ def first_divergence(replicas: Mapping[int, Replica]) -> ReplicaDivergence | Non
     ]
     if not common_moments or len({replica.samples[-1].round for replica in replicas.values()}) > 1:
         return None
-    if _first_replica(replicas).kind:
+    first = _first_replica(replicas)
+    if first.kind and first.kind not in _UNREDUCED:
         return _companion_divergence(replicas, samples_by_rank, common_moments)
     differing_moments = [
         moment
@@ -186,6 +193,9 @@ def first_divergence(replicas: Mapping[int, Replica]) -> ReplicaDivergence | Non
     ):
         return None
     ranks, identified_by = _ranks_at_fault(samples_by_rank, common_moments, first_moment)
+    place = _bypass_place(samples_by_rank, common_moments, first_moment)
+    if first.kind or place:
+        ranks, identified_by = tuple(sorted(replicas)), first.kind or "bypassed"
     return ReplicaDivergence(
         ranks=ranks,
         identified_by=identified_by,
@@ -193,12 +203,31 @@ def first_divergence(replicas: Mapping[int, Replica]) -> ReplicaDivergence | Non
         round=first_moment[1],
         names=names,
         difference=difference,
-        in_ddp=is_in_ddp,
+        # Parameters that were added to a model in DDP and were equal at first are as meant to be equal as the others.
+        in_ddp=is_in_ddp or (first.kind == "added" and differing_moments[0] != common_moments[0]),
+        type=first.type,
+        place=first.wrap_place or place,
         first_names=tuple(
             name for block, name in _block_names(replicas) if block in _differing(samples_by_rank, first_moment)
         ),
         learning_rates=tuple((rank, rates[0]) for rank, rates in _differing_rates(samples_by_rank, first_moment)),
     )
+
+
+def _bypass_place(samples_by_rank: _Samples, common_moments: Sequence[_Moment], first_moment: _Moment) -> Place | None:
+    """Return the line that called the model past DDP in the step that made the replicas differ, or None.
+
+    If an earlier step did so and left the replicas equal, the program averages the gradients itself.
+    """
+    later = common_moments[common_moments.index(first_moment) :]
+    # If the samples of this step are lost, the next optimizer step that was sampled counts.
+    moment = next((moment for moment in later if moment[0] == "stepped"), first_moment)
+    if moment != first_moment and first_moment != common_moments[0]:
+        return None
+    places = [by_moment[moment].bypass_place for by_moment in samples_by_rank.values()]
+    earlier = common_moments[: common_moments.index(first_moment)]
+    was_harmless = any(by_moment[each].bypass_place for by_moment in samples_by_rank.values() for each in earlier)
+    return places[0] if all(places) and not was_harmless else None
 
 
 def _companion_divergence(
@@ -262,11 +291,13 @@ def _should_be_equal(
     broadcast, or a step changed all replicas in the same way. If they were equal only at the start, the reason may be a
     common seed. If they become equal again later, the program averages them from time to time. If they differ only at
     the end, an evaluation changed them. Replicas that were never equal are still meant to be equal if the program sums
-    every gradient over all ranks.
+    every gradient over all ranks. The same applies to trained parameters that DDP does not average.
     """
     equal_moments = common_moments.index(differing_moments[0])
     if len(differing_moments) < len(common_moments) - equal_moments or differing_moments[0][0] == "over":
         return False
+    if _first_replica(replicas).kind:
+        return len(differing_moments) >= MIN_GRADIENT_SAMPLES
     if not equal_moments:
         return len(common_moments) >= MIN_GRADIENT_SAMPLES and all(
             replica.reduces_gradients for replica in replicas.values()
