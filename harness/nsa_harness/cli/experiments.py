@@ -19,6 +19,7 @@ from nsa_harness.cli.options import (
     GitDiff,
     JsonLines,
     NoRedact,
+    Notify,
     NoValues,
     Out,
     Probe,
@@ -128,6 +129,7 @@ def bisect(
     probe: ProbeMode = Probe.FULL,
     no_redact: NoRedact = False,
     git_diff: GitDiff = False,
+    notify: Notify = None,
     **subject: Any,
 ) -> None:
     """Find the smallest difference that makes a run fail.
@@ -163,7 +165,7 @@ def bisect(
         base_args=program_arguments(invocation), sought=bad_outcome, confidence=confidence,
         confidence_requested=is_given(context, "confidence"), repeat=repeat, jobs=jobs,
         budget_s=parse_budget(budget), fork=fork,
-        options=run_options(out, probe, as_json=as_json, no_redact=no_redact, git_diff=git_diff),
+        options=run_options(out, probe, as_json=as_json, no_redact=no_redact, git_diff=git_diff, notify=notify),
     )  # fmt: skip
     if dry_run:
         from nsa_harness.commands.bisect_report import show_plan
@@ -198,6 +200,7 @@ def claim(
     probe: ProbeMode = Probe.FULL,
     no_redact: NoRedact = False,
     git_diff: GitDiff = False,
+    notify: Notify = None,
 ) -> None:
     """Test the claim that a change helps.
 
@@ -211,7 +214,7 @@ def claim(
 
     request = ClaimRequest(
         question=invocation_from_args(context, targets, script=script, ranks=ranks),
-        options=run_options(out, probe, as_json=as_json, no_redact=no_redact, git_diff=git_diff),
+        options=run_options(out, probe, as_json=as_json, no_redact=no_redact, git_diff=git_diff, notify=notify),
         commits=None if commits is None else _split_pair("--commits", commits, "..", "main~3..main"),
         arg=None if arg is None else _split_pair("--arg", arg, ",", "--arg=--fp16,--bf16, or --arg=,--safe"),
         text=text, confidence=confidence, confidence_requested=is_given(context, "confidence"), most_pairs=pairs,
@@ -314,6 +317,7 @@ def ready(
     probe: ProbeMode = Probe.FULL,
     no_redact: NoRedact = False,
     git_diff: GitDiff = False,
+    notify: Notify = None,
 ) -> None:
     """Decide GO or NO-GO before a production run.
 
@@ -325,6 +329,6 @@ def ready(
     request = ReadyRequest(
         shape=shape, overrides=tuple(overrides or ()), checklist=checklist, jobs=parse_jobs(jobs),
         planned=tuple(planned or ()),
-        options=run_options(out, probe, as_json=as_json, no_redact=no_redact, git_diff=git_diff),
+        options=run_options(out, probe, as_json=as_json, no_redact=no_redact, git_diff=git_diff, notify=notify),
     )  # fmt: skip
     raise typer.Exit(show_plan(request) if dry_run else run_readiness(request))

@@ -74,7 +74,9 @@ nsa-harness why --patch reports/latest""",
     "watch": """
 nsa-harness watch -- torchrun --nproc-per-node 8 train.py
 # end the job after a proven HANG
-nsa-harness watch --on-hang=kill -- python train.py""",
+nsa-harness watch --on-hang=kill -- python train.py
+# send a message about a suspected stall, a HANG or a FAIL
+nsa-harness watch --notify 'exec ./page.sh' -- python train.py""",
     "attach": """
 # a process ID: torchrun, a rank, or a process above them
 nsa-harness attach 4711

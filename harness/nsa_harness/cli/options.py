@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import re
 import shlex
 import sys
@@ -57,6 +58,8 @@ class GroupedCommand(TyperCommand):
         for param in self.params:
             if isinstance(param, TyperOption) and param.envvar is None:
                 param.envvar = _variable(param.opts)
+            if "--notify" in getattr(param, "opts", ()):
+                setattr(param, "value_from_envvar", _notify_variable)  # noqa: B010
 
     def get_help(self, ctx: Any) -> str:
         return super().get_help(ctx).replace(_UNBROKEN_HYPHEN, "-")
@@ -121,6 +124,11 @@ def _variable(names: Sequence[str]) -> str:
     return f"NSA_HARNESS_{name.lstrip('-').replace('-', '_').upper()}"
 
 
+def _notify_variable(_: Any) -> list[str] | None:
+    """Return the targets in NSA_HARNESS_NOTIFY, one on each line, because a command contains spaces."""
+    return os.environ.get("NSA_HARNESS_NOTIFY", "").splitlines() or None
+
+
 def _in_usage(param: TyperArgument) -> str:
     name = str(param.metavar)
     optional = name if param.required or name.startswith("[") else f"[{name}]"
@@ -144,6 +152,10 @@ class Probe(StrEnum):
 
 
 _STRICT = "Exit with 125 if anything was skipped, and with 1 if a run passed with a silent fault, such as NaN."
+_NOTIFY = (
+    "Send a message about a HANG, a FAIL, a suspected stall or the answer to a service, such as slack://..., or run CMD"
+    " with the message as JSON on stdin. Repeatable."
+)
 _PROBE = "Instrumentation in the ranks: full, board (progress events only) or off."
 Script = Annotated[
     str | None, option("--script FILE", "Your script, like FILE.py. Its arguments follow `--`.", PROGRAM)
@@ -157,24 +169,41 @@ Verbose = Annotated[bool, option("-v --verbose", "Also print the evidence, above
 NoRedact = Annotated[bool, option("--no-redact", "Do not remove secrets from the reports.", REPORT)]
 NoValues = Annotated[bool, option("--no-values", "Do not read values of the program's variables.", REPORT)]
 GitDiff = Annotated[bool, option("--git-diff", "Store the diff of uncommitted changes in env.json.", REPORT)]
+Notify = Annotated[list[str] | None, option("--notify URL|exec CMD", _NOTIFY, REPORT)]
 StoredRun = Annotated[Path | None, argument("[RUN]", "A run directory. Default: the latest run.")]
 
 
 def typed_command() -> str:
-    """Return the command line of this process, quoted for a shell."""
-    return shlex.join(["nsa-harness", *sys.argv[1:]])
+    """Return the command line of this process, quoted for a shell, without the tokens in --notify."""
+    words = list(sys.argv[1:])
+    own = words.index("--") if "--" in words else len(words)
+    for index, word in enumerate(words[:own]):
+        if word == "--notify" and index + 1 < own:
+            words[index + 1] = "..."
+        elif word.startswith("--notify="):
+            words[index] = "--notify=..."
+    return shlex.join(["nsa-harness", *words])
 
 
 def run_options(
     out: Path | None, probe: Probe, *, as_json: bool, no_redact: bool, git_diff: bool = False, no_values: bool = False,
-    strict: bool = False, verbose: bool = False,
+    strict: bool = False, verbose: bool = False, notify: Sequence[str] | None = None,
 ) -> RunOptions:  # fmt: skip
-    """Return the options that all commands share, with the command line that the user typed."""
+    """Return the options that all commands share, with the command line that the user typed.
+
+    Raise UsageError if a target of --notify cannot be used.
+    """
     from nsa_harness.supervisor.storage.rundir import RunOptions
+
+    os.environ.pop("NSA_HARNESS_NOTIFY", None)  # so that the program does not get the tokens, and no report has them
+    if notify:
+        from nsa_harness.render.notifier import check_targets
+
+        check_targets(notify)
 
     return RunOptions(
         command=typed_command(), out=out, json=as_json, probe=probe.value, redact=not no_redact, git_diff=git_diff,
-        reads_values=not no_values, strict=strict, verbose=verbose,
+        reads_values=not no_values, strict=strict, verbose=verbose, notify=tuple(notify or ()),
     )  # fmt: skip
 
 
@@ -232,11 +261,14 @@ def option_defaults(group: Any, working_dir: Path) -> dict[str, dict[str, Any]]:
 
 def option_lines(working_dir: Path) -> Iterator[str]:
     """Yield one YAML comment for each option that the project sets, with its line in pyproject.toml."""
+    from nsa_harness.render.notifier import name_of
     from nsa_harness.supervisor.launch.project_file import read_project_file
 
     project = read_project_file(working_dir)
     if project is not None:
         for key, value in project.options().items():
+            if isinstance(value, list):  # URLs of --notify, which contain tokens
+                value = list(map(name_of, map(str, value)))
             yield f"{f'# --{key}: {json.dumps(value)}':<44}  # {project.origin(key)}"
 
 

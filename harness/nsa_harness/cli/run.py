@@ -20,6 +20,7 @@ from nsa_harness.cli.options import (
     GitDiff,
     JsonLines,
     NoRedact,
+    Notify,
     NoValues,
     Out,
     Probe,
@@ -109,6 +110,7 @@ def run(
     no_redact: NoRedact = False,
     git_diff: GitDiff = False,
     no_values: NoValues = False,
+    notify: Notify = None,
     # `main` reads --git-bisect itself, because it must also apply if typer rejects another option.
     git_bisect: Annotated[  # noqa: ARG001
         bool,
@@ -141,6 +143,7 @@ def run(
             no_values=no_values,
             strict=strict,
             verbose=verbose,
+            notify=notify,
         ),
         policy=Policy(repeat=repeat, retries=retries, maxfail=maxfail),
         jobs=parse_jobs(jobs),

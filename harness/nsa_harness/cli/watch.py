@@ -14,6 +14,7 @@ from nsa_harness.cli.options import (
     GitDiff,
     JsonLines,
     NoRedact,
+    Notify,
     NoValues,
     Out,
     Probe,
@@ -61,6 +62,7 @@ def watch(
     no_redact: NoRedact = False,
     git_diff: GitDiff = False,
     no_values: NoValues = False,
+    notify: Notify = None,
 ) -> None:
     """Run a command unchanged, observe it, and report a hang.
 
@@ -78,7 +80,7 @@ def watch(
     request = WatchRequest(
         command=command, limits=observed_limits(limits or (), deadline), on_hang=kind, hook=hook, quiet=quiet,
         options=run_options(
-            out, probe, as_json=as_json, no_redact=no_redact, git_diff=git_diff, no_values=no_values
+            out, probe, as_json=as_json, no_redact=no_redact, git_diff=git_diff, no_values=no_values, notify=notify
         ),
     )  # fmt: skip
     raise typer.Exit(run_watch(request))

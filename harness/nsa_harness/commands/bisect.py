@@ -44,7 +44,8 @@ from nsa_harness.core.search.subject import SubjectForm, answer_for_subject
 from nsa_harness.core.search.waits import EarlyStop, WaitSignature, early_after_s
 from nsa_harness.render.experiments import words as bisect_words
 from nsa_harness.render.experiments.bisect_json import answer_event, probe_event
-from nsa_harness.render.experiments.screen import BisectScreen
+from nsa_harness.render.experiments.screen import BisectScreen, answer_lines
+from nsa_harness.render.terminal.layout import NO_WIDTH
 from nsa_harness.supervisor.experiments.cache_key import names_with_verb
 from nsa_harness.supervisor.experiments.intermediate_configs import Mixtures, Worktrees
 from nsa_harness.supervisor.experiments.journal import Journal, SearchDirectory, open_search, search_state
@@ -171,7 +172,12 @@ class Bisection(SearchProgress):
         self.session.stream(answer_event(report, str(self.run.path)))
         if self.was_interrupted:
             return INTERRUPTED
-        return UNDECIDED if answer.kind is AnswerKind.UNDECIDED else ANSWERED
+        is_open = answer.kind is AnswerKind.UNDECIDED
+        lines = list(answer_lines(report, self.run.path, NO_WIDTH))
+        self.session.broadcast(
+            lambda listener: listener.on_answer("UNDECIDED" if is_open else "ANSWER", "bisect", lines)
+        )
+        return UNDECIDED if is_open else ANSWERED
 
     def _search(self) -> SearchAnswer:
         """Search for the answer of the bisection, and search again without forks if forking changes the results."""

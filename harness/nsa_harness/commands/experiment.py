@@ -78,6 +78,9 @@ class Experiment:
         self.session.write_documents(self.outcomes)
         claim = {"scenario": line.scenario, "claim": json_object(line)}
         self.session.stream({"event": "done", **claim, "exit_code": code, "run_dir": str(self.session.run.path)})
+        if not self.session.interrupted:
+            subject = f"{line.kind} {line.scenario}"
+            self.session.broadcast(lambda listener: listener.on_answer(line.result, subject, [line.text, line.why]))
         return code, ledger
 
     def _add_to_ledger(self, line: LedgerLine) -> Path | None:

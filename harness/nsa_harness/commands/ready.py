@@ -44,6 +44,7 @@ from nsa_harness.render.experiments.readiness import (
     result_lines,
     unreached_line,
 )
+from nsa_harness.render.terminal.layout import NO_WIDTH
 from nsa_harness.subject.options import SHAPES
 from nsa_harness.subject.playbook import PLAYBOOK
 from nsa_harness.supervisor.experiments.cache_key import CacheKey, LaunchedProgram, query_interpreter, sealed_digest
@@ -228,6 +229,10 @@ class Check:
         """Write the readiness record and print the decision. `ended` is False after an interruption."""
         record = self._write(result, ended=ended)
         self._print(result_lines(record, self.run.path, self.screen.width))
+        if ended:
+            lines = list(result_lines(record, self.run.path, NO_WIDTH))
+            subject = f"ready {record.shape}"
+            self.execution.session.broadcast(lambda listener: listener.on_answer(record.verdict.value, subject, lines))
 
     def _run_phase(self, number: int, plan: PhasePlan) -> None:
         """Launch the runs of a phase that have no result yet, and store the results."""

@@ -295,11 +295,28 @@ def listeners(options: RunOptions, run: RunDir, screen: Listener | None) -> Iter
         ]
         if options.json:
             listeners.append(Events(sys.stdout, run.run_id, clock, strict=options.strict))
+        listeners += notifiers(options, run, each_run=screen is None)
         broadcast = Broadcast(listeners=tuple(listeners))
         try:
             yield broadcast
         finally:
             broadcast(lambda listener: listener.close())
+
+
+def notifiers(options: RunOptions, run: RunDir, *, each_run: bool = True, is_observed: bool = False) -> list[Listener]:
+    """Return the listener for --notify, or an empty list without this option. It must be closed last."""
+    if not options.notify:
+        return []
+    from nsa_harness.render.documents.documents import log_fault
+    from nsa_harness.render.notifier import Notifier
+
+    def report_failure(reason: str) -> None:
+        log_fault(run, f"note: {reason}\n")
+        print(f"note: {reason}", file=sys.stderr)
+
+    return [
+        Notifier(options.notify, run.path, run.redaction, report_failure, each_run=each_run, is_observed=is_observed)
+    ]
 
 
 @contextmanager

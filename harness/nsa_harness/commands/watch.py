@@ -18,7 +18,7 @@ from typing import TextIO
 from nsa_harness import __version__
 from nsa_harness.commands.attempt import AttemptAudience, prepare
 from nsa_harness.commands.judge import judge_attempt
-from nsa_harness.commands.session import report_of, run_directory, session, write_report
+from nsa_harness.commands.session import notifiers, report_of, run_directory, session, write_report
 from nsa_harness.core.evidence.evidence import Ending
 from nsa_harness.core.evidence.live import Progress
 from nsa_harness.core.plan import Limits, RunSpec
@@ -117,8 +117,12 @@ class WatchSession:
         with directory.open_for_append(self.run.events) as events, directory.open_for_append(self.run.log) as log:
             screen = Events(sys.stderr, self.run.run_id, clock) if self.request.options.json else self.output
             files = (Events(events, self.run.run_id, clock), WatchedCommandOutput(log, quiet=False))
-            self.broadcast = Broadcast(listeners=(*files, screen))
-            status = self._attempts()
+            notifier = notifiers(self.request.options, self.run, is_observed=True)
+            self.broadcast = Broadcast(listeners=(*files, screen, *notifier))
+            try:
+                status = self._attempts()
+            finally:
+                self.broadcast(lambda listener: listener.close())
         if self.run.path.is_dir():
             redact_run(self.run)
         return status

@@ -51,6 +51,12 @@ class Listener:
     def on_done(self, report: Report, run_dir: Path) -> None:
         """Handle the report of all attempts, after the last one has ended."""
 
+    def on_answer(self, verdict: str, subject: str, lines: Sequence[str]) -> None:
+        """Handle the answer of a command that launches several runs, such as "NO-GO" about "ready production".
+
+        `lines` explain the answer; the last ones have the conclusion.
+        """
+
     def close(self) -> None:
         """Stop the output and restore the terminal. This can be called more than once."""
 

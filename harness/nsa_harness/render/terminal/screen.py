@@ -329,7 +329,7 @@ def _next_commands(report: Report, playbook: Playbook, run_dir: Path) -> Iterato
     if any(outcome.ending_text == RUNS_ON for outcome in outcomes):
         # nsa-harness did not start this job, so no command can repeat it
         if worst and answer.cause_of(worst):
-            yield "next", _explaining_command(worst, run_dir, None) or ""
+            yield "next", explaining_command(worst, run_dir, None) or ""
         return
     if report.interrupted:
         yield "next", f"nsa-harness run --resume={shlex.quote(str(run_dir))}"
@@ -337,7 +337,7 @@ def _next_commands(report: Report, playbook: Playbook, run_dir: Path) -> Iterato
     playbook = playbook_for(playbook, report.outcomes)
     path = run_dir / worst.dir if worst and len(outcomes) > 1 else run_dir
     if command := next(iter(next_commands(report.gates)), stored) or (
-        worst and _explaining_command(worst, run_dir, path if "watch" not in report.command.split()[:2] else None)
+        worst and explaining_command(worst, run_dir, path if "watch" not in report.command.split()[:2] else None)
     ):
         yield "next", command
     elif worst is None and [outcome.verdict.status for outcome in outcomes] == [Status.PASS] and playbook.onward:
@@ -346,7 +346,7 @@ def _next_commands(report: Report, playbook: Playbook, run_dir: Path) -> Iterato
         yield "fixed?", f"nsa-harness run --verify {shlex.quote(str(path))}"
 
 
-def _explaining_command(outcome: Outcome, run_dir: Path, path: Path | None) -> str | None:
+def explaining_command(outcome: Outcome, run_dir: Path, path: Path | None) -> str | None:
     """Return the command that says more about an outcome that was not expected, or None if there is none.
 
     If the ranks took different ways, a recorded run shows why. If no rule identified the cause of a failure, or the run

@@ -57,6 +57,7 @@ class ProjectSettings(BaseModel):
     no_values: bool | None = None
     git_diff: bool | None = None
     on_hang: str | None = None
+    notify: list[str] | None = None
     limits: LimitSection | None = None
 
 

@@ -197,6 +197,7 @@ class Hook:
     document: Path  # file with the outcome, which becomes the command's standard input
     on_failure: Callable[[str], None]  # called in the thread with the reason if the command fails
     limit_s: float = HOOK_LIMIT_S
+    stop: int | None = None  # a file descriptor; when it becomes readable, the command is killed
 
     def start(self) -> None:
         self._thread = threading.Thread(target=self._run, name="on-hang", daemon=True)
@@ -208,13 +209,13 @@ class Hook:
 
     def _run(self) -> None:
         try:
-            failure = self._call()
+            failure = self.call()
         except OSError as error:
             failure = str(error)
         if failure:
             self.on_failure(failure)
 
-    def _call(self) -> str | None:
+    def call(self) -> str | None:
         """Run the command. Return the reason why it failed, or None if it succeeded."""
         pid = os.posix_spawn(
             "/bin/sh",
@@ -225,12 +226,13 @@ class Hook:
             setsigmask=(),  # otherwise the command would inherit the blocked signals of this process
         )
         descriptor = os.pidfd_open(pid)
-        ready, _, _ = select.select([descriptor], [], [], self.limit_s)
+        stop = [] if self.stop is None else [self.stop]
+        has_ended = descriptor in select.select([descriptor, *stop], [], [], self.limit_s)[0]
         os.close(descriptor)
-        if not ready:
+        if not has_ended:
             os.killpg(pid, signal.SIGKILL)
         status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-        if not ready:
+        if not has_ended:
             return f"killed by nsa-harness after {self.limit_s:g} s"
         return None if status == 0 else f"exit code {status}" if status > 0 else f"ended by signal {-status}"
 

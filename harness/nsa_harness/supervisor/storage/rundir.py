@@ -9,7 +9,7 @@ import secrets
 import shlex
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -171,6 +171,7 @@ class RunOptions:
     reads_values: bool = True  # values of the program's variables may be read
     strict: bool = False
     verbose: bool = False  # the terminal also shows the evidence
+    notify: tuple[str, ...] = field(default=(), repr=False)  # where notifications are sent; URLs contain tokens
 
     @property
     def parent(self) -> Path:
