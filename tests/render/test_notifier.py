@@ -107,8 +107,8 @@ def test_a_command_gets_one_json_object_on_stdin(tmp_path: Path) -> None:
     message = json.loads((tmp_path / "got").read_text())
     facts = {key: message[key] for key in ("schema", "event", "verdict", "cause", "scenario", "run_id")}
     assert facts == {
-        "schema": 1, "event": "outcome", "verdict": "HANG", "cause": DEADLOCK.verdict.cause, "scenario": DEADLOCK.spec.scenario,
-        "run_id": "run",
+        "schema": 1, "event": "outcome", "verdict": "HANG", "cause": DEADLOCK.verdict.cause,
+        "scenario": DEADLOCK.spec.scenario, "run_id": "run",
     }  # fmt: skip
 
 
