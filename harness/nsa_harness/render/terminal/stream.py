@@ -5,11 +5,13 @@ from __future__ import annotations
 import codecs
 import io
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 from threading import Event, Thread
 from typing import TextIO
+from urllib.parse import quote
 
 from rich.console import Console
 from rich.text import Text
@@ -54,6 +56,7 @@ class Paint:
             file=io.StringIO(), force_terminal=self.supports_live_view, highlight=False, markup=False, _environ=environ
         )
         self._ascii = not _encodes_symbols(stream)
+        self.links: dict[str, str] = {}  # text such as "train.py:14" -> the file that a click on it opens
 
     @property
     def size(self) -> tuple[int, int]:
@@ -65,9 +68,12 @@ class Paint:
         return ascii_only(line) if self._ascii else line
 
     def colour(self, line: str) -> str:
-        """Return the line with escape sequences for its colours."""
+        """Return the line with escape sequences for its colours and links."""
+        text = styled(self.without_colour(line), self._styles)
+        for name, file in self.links.items():
+            text.highlight_regex(rf"(?<![\w/.-]){re.escape(name)}(?!\d)", f"link file://{quote(file)}")
         with self._console.capture() as capture:
-            self._console.print(styled(self.without_colour(line), self._styles), soft_wrap=True, end="")
+            self._console.print(text, soft_wrap=True, end="")
         return capture.get()
 
 

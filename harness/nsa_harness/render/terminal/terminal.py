@@ -31,6 +31,7 @@ from nsa_harness.render.terminal.screen import (
 )
 from nsa_harness.render.terminal.stream import Paint, Writer
 from nsa_harness.render.text import escape
+from nsa_harness.texts.words import place_name
 
 _PLAIN_COLUMNS = 80
 _KILLED_PATIENCE_S = 1.0  # how long a killed run waits for the terminal to accept its last lines
@@ -160,6 +161,8 @@ class Terminal(Listener):
                 )
             )
         self._last_news.pop(outcome.dir, None)
+        if self._paint.supports_live_view:
+            self._paint.links |= linked_files(outcome)
         if self._several or (outcome.attempt > 1 and answer.went_well(outcome)):
             self._print(outcome_line(outcome, self._width))
         else:
@@ -225,6 +228,18 @@ class Terminal(Listener):
         """Return the lines about Ctrl-C, without colours, because the signal may have interrupted the console."""
         lines = interrupted_lines(self._interrupts, _PLAIN_COLUMNS)
         return "".join(f"{self._paint.without_colour(line)}\n" for line in lines)
+
+
+def linked_files(outcome: Outcome) -> dict[str, str]:
+    """Return the names of the outcome's lines, such as "train.py:14" and "src/train.py:14", each with its file."""
+    places = [frame for stack in outcome.stacks for frame in stack.frames]
+    places += [outcome.culprit.place] if outcome.culprit and outcome.culprit.place else []
+    return {
+        name: place.file
+        for place in places
+        if place.file is not None and place.file.startswith("/") and place.line is not None
+        for name in (place_name(place), f"{Path(place.file).name}:{place.line}")
+    }
 
 
 def _add_elapsed(running: RunningAttempt, seconds: float) -> RunningAttempt:
