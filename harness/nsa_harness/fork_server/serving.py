@@ -79,8 +79,8 @@ def serve(control: socket.socket) -> Program:
     return _become_launcher(order, title, import_output, bindings)
 
 
-def _preload() -> list[EarlyBinding]:
-    """Import torch and modules that most programs need. Return their references to torch.distributed."""
+def _preload(names: Sequence[str] = ()) -> list[EarlyBinding]:
+    """Import torch, what most programs need, and `names`. Return their references to torch.distributed."""
     for name in PROBE_TRIGGERS:
         importlib.import_module(name)
     modules_before = set(sys.modules)
