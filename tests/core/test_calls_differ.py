@@ -451,6 +451,30 @@ def test_who_is_in_a_loop_of_a_later_step_has_not_been_left_in_it(*, optimizer: 
     assert ("left the loop" in found.claim) is left
 
 
+SKIPS = """\
+def step(rank):
+    for step in range(9):
+        if step == 4 and rank == 1:
+            continue
+        dist.all_reduce(loss)
+    dist.barrier()
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "line_at_fault"),
+    [(SKIPS, 3), (SKIPS.replace("rank == 1", "loss < 2"), 3), (SKIPS.replace(" and rank == 1", ""), 2)],
+    ids=["condition on the rank", "another condition", "equal on all ranks"],
+)
+def test_a_condition_that_skips_a_call_goes_before_the_line_of_the_loop(text: str, line_at_fault: int) -> None:
+    reduced, barrier = frame(75, function="step"), frame(76, function="step")
+    made = [[Made(line=75)] * 6, [*[Made(line=75)] * 5, Made(op="barrier", line=76)]]
+    seen = stood(run(*made), [reduced], [barrier])
+    chains = [[(reduced,)] * 6, [*[(reduced,)] * 5, (barrier,)]]
+    finding = main(replace(with_chains(seen, chains), sources=(Source(file=USER, first=71, text=text),)))
+    assert (finding.ranks, finding.place and finding.place.line) == ((1,), 70 + line_at_fault)
+
+
 def with_chains(seen: Evidence, chains: Sequence[Sequence[Sequence[Frame]]]) -> Evidence:
     """The evidence with the lines that led to each call of each rank."""
     ranks = []
@@ -559,6 +583,42 @@ def test_groups_taken_in_opposite_order_are_a_deadlock_of_both_ranks() -> None:
     assert found.culprit is not None
     assert (found.culprit.ranks, found.culprit.step) == ((0, 1), 3)
     assert found.culprit.collective == CollectiveRef(group="1", seq=2, op="all_reduce")
+
+
+UNDER_RANK = """\
+def step(rank):
+    dist.all_reduce(before)
+    if rank == 0:
+        dist.barrier(group=nodes)
+    dist.all_reduce(loss)
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "other_line", "cause", "ranks"),
+    [
+        (UNDER_RANK, 74, "rank0_only_collective", (0,)),
+        (UNDER_RANK, 71, "cross_group_deadlock", (0, 1)),
+        (UNDER_RANK.replace("rank == 0", "loss < 2"), 74, "cross_group_deadlock", (0, 1)),
+    ],
+    ids=["passed by", "not reached yet", "another condition"],
+)
+def test_a_call_under_a_condition_on_the_rank_that_the_other_rank_passed_by_is_the_one_at_fault(
+    text: str, other_line: int, cause: str, ranks: tuple[int, ...]
+) -> None:
+    seen = groups_crossed(place=line(other_line))
+    first = seen.ranks[0].status_file
+    assert first is not None
+    first = replace(first, calls=(replace(first.calls[0], place=line(73)),))
+    seen = replace(seen, ranks=(replace(seen.ranks[0], status_file=first), *seen.ranks[1:]))
+    stands = (frame(73, function="step"),), (frame(other_line, function="step"),)
+    looks = tuple(
+        replace(look, ranks=tuple(standing(rank, *above) for rank, above in zip(look.ranks, stands, strict=True)))
+        for look in seen.snapshots
+    )
+    found = main(replace(seen, snapshots=looks, sources=(Source(file=USER, first=70, text=text),)))
+    assert (found.code, found.ranks) == (cause, ranks)
+    assert (found.place and found.place.line) == (72 if cause == "rank0_only_collective" else 73)
 
 
 TABLES = """\
@@ -849,6 +909,38 @@ def test_a_rank_that_ran_out_and_left_is_uneven_and_not_an_early_exit() -> None:
     assert found.claim == "rank 1 ran out of batches after step 2 and ended; rank 0 went on to step 3"
 
 
+GRADIENTS = """\
+def reduce(parameters):
+    for parameter in parameters:
+        if parameter.grad is None:
+            continue
+        dist.all_reduce(parameter.grad)
+    dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize(("last_line", "cause"), [(76, "rank_conditional_collective"), (75, "early_exit")])
+def test_a_rank_that_exited_after_fewer_calls_of_a_loop_skipped_one_unless_it_exited_in_the_loop(
+    last_line: int, cause: str
+) -> None:
+    seen = run([Made(line=75)] * 6, [Made(line=75)] * 5)
+    first, second = seen.boards.values()
+    reduced, last = frame(75, function="reduce"), frame(last_line, function="reduce")
+    calls = [tuple(replace(one, chain=(reduced,)) for one in made.calls) for made in (first, second)]
+    end = call(6, "destroy_process_group", place=line(last_line, "reduce"), entered_s=7.0, chain=(last,))
+    lost = raised(0, message="Connection closed by peer")
+    collectives = seen.collectives
+    waits = rank_evidence(0, status_file=replace(first, calls=calls[0]), collectives=collectives[0], exception=lost)
+    left = rank_evidence(1, status_file=replace(second, calls=(*calls[1], end), beat_s=1.0), collectives=collectives[1])
+    ranks = replace(waits, exit=ended(0, 1, at_s=9.0)), replace(left, exit=ended(1, 0, at_s=8.5))
+    found = main(evidence(*ranks, sources=(Source(file=USER, first=71, text=GRADIENTS),)))
+    assert (found.code, found.ranks) == (cause, (1,))
+    if cause != "early_exit":
+        assert found.place is not None
+        counts = [{"ranks": [0], "count": 6}, {"ranks": [1], "count": 5}]
+        assert (found.place.line, found.facts["counts"]) == (73, counts)
+
+
 def in_the_end(*boards: StatusFile) -> Evidence:
     """The last rank stands in a barrier behind its training, the others in a reduction below Python."""
     last = len(boards) - 1
@@ -875,21 +967,21 @@ def test_a_rank_that_began_again_in_a_step_and_came_short_of_a_batch_left_it_out
     assert (found.culprit.ranks, found.culprit.step) == ((1,), 2)
 
 
-HANDLED = """\
-def fit(loader):
-    for batch in loader:
-        try: loss = model(batch)
-        except ValueError:
-            continue
-        loss.backward()
-    barrier()"""
-
-
 SKIPS = """\
 def fit(loader):
     for batch in loader:
         loss = model(batch)
         if not isfinite(loss):
+            continue
+        loss.backward()
+    barrier()"""
+
+
+HANDLED = """\
+def fit(loader):
+    for batch in loader:
+        try: loss = model(batch)
+        except ValueError:
             continue
         loss.backward()
     barrier()"""
@@ -1231,3 +1323,18 @@ def test_a_rank_that_waits_for_no_rank_is_the_cause_and_a_run_at_its_deadline_is
     looks = [replace(look, ranks=(locked_in_backward(0), *look.ranks[1:])) for look in seen.snapshots]
     ranks = (replace(seen.ranks[0], status_file=None), *seen.ranks[1:])
     assert diagnosed(replace(seen, snapshots=tuple(looks), ranks=ranks)).cause == "backward_function_blocked"
+
+
+def test_a_way_out_that_a_rank_has_yet_to_come_to_decides_nothing() -> None:
+    """It still trains, above the line by which a rank may leave; the other one is through with it."""
+    text = "def main(rank):\n    train()\n    if rank == 1:\n        return\n    total()\n"
+    way_out = Source(file=USER, first=50, text=text)
+    ran = run(MADE, FAULTS["left out"][0])
+    at_the_end, past_it = [frame(37, function="total"), frame(54, function="main")], [frame(60, function="later")]
+    seen = stood(ran, at_the_end, [frame(41, function="train"), frame(51, function="main")])
+    found = main(replace(seen, sources=(way_out,)))
+    assert found.facts["condition"] is None
+    gone_by_it = main(replace(stood(ran, at_the_end, past_it), sources=(way_out,)))
+    condition = gone_by_it.facts["condition"]
+    assert (condition["ranks"], condition["text"], condition["leaves"]) == ([0], "if rank == 1", True)
+    assert condition["line"]["line"] == 52

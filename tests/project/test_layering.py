@@ -200,7 +200,7 @@ ALLOWED: dict[str, tuple[set[str], str]] = {
         "the one table of causes, with that of the subject, which docs and `expect.cause` are read from",
     ),
     "harness/nsa_harness/core/diagnosis/rules/autograd.py": ({"branch"}, "of the user's code"),
-    "harness/nsa_harness/core/diagnosis/rules/call_places.py": ({"branch"}, "of the user's code"),
+    "harness/nsa_harness/core/diagnosis/rules/call_places.py": ({"branch", "branches"}, "of the user's code"),
     "harness/nsa_harness/core/diagnosis/rules/call_reasons.py": ({"branch", "branches"}, "of the user's code"),
     "harness/nsa_harness/core/diagnosis/rules/calls_differ.py": ({"branch", "branches"}, "of the user's code"),
     "harness/nsa_harness/core/diagnosis/rules/failures.py": (

@@ -174,6 +174,28 @@ class Excerpt(Source):
                 return True
         return bool(conditions[0] - conditions[1]) and bool(conditions[1] - conditions[0])
 
+    def tests_between(self, line: int, other: int) -> Iterator[ast.If]:
+        """Yield the `if` statements that have one line in their body and the other in their `else` part."""
+        first, second = sorted(each + 1 - self.first for each in (line, other))
+        for node in self.nodes:
+            if isinstance(node, ast.If) and _contains(node.body, first) and _contains(node.orelse, second):
+                yield node
+
+    def handlers(self, line: int) -> tuple[Branch, ...]:
+        """Return the exception handlers in the innermost loop around the line, or else in the line's function.
+
+        A handler that contains a jump, such as `break` or `return`, has the line of this jump.
+        """
+        around = self.blocks_around(line)
+        block = next((block for block in around if isinstance(block, LoopNode)), next(iter(around[-1:]), None))
+        return tuple(self._handlers(block)) if block else ()
+
+    def _handlers(self, block: ast.AST) -> Iterator[Branch]:
+        for guard, is_nested in _guards(block, nested=False):
+            if isinstance(guard, ast.ExceptHandler) and not is_nested:
+                jump = next((statement for statement in guard.body if isinstance(statement, _JUMPS)), guard)
+                yield replace(self._branch(guard, guard.type), line=self.line_of(jump))
+
     def handler_that_continues(self, line: int) -> Branch | None:
         """Return the nearest handler that catches exceptions from the line and does not raise, or None if there is
         none.

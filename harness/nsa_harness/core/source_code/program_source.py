@@ -95,6 +95,10 @@ class ProgramSource:
         """Return the branches that determine whether the line is reached."""
         return self._around(place).branches(place.line or 0)
 
+    def handlers(self, place: Line) -> tuple[Branch, ...]:
+        """Return the exception handlers in the innermost loop around the line, or else in the line's function."""
+        return self._around(place).handlers(place.line or 0)
+
     def handler_that_continues(self, place: Line) -> Branch | None:
         """Return the nearest handler that catches exceptions from the line and does not raise, or None if there is
         none.
@@ -148,7 +152,7 @@ class ProgramSource:
             return None
         other_branches = self.branches(other) if other is not None else ()
         within = {branch.line for branch in other_branches if not branch.leaves_block}
-        shared_lines = {branch.line for branch in other_branches}
+        shared_lines = {branch.line for branch in other_branches} - self._deciding_lines(reached_line, other)
         own = [branch for branch in self.branches(reached_line) if not (same_rank and branch.reads_rank)]
         own = [
             branch
@@ -178,6 +182,17 @@ class ProgramSource:
                 is_known = excerpt is not None and excerpt is self.excerpt(other_line)
                 return not is_known or self._around(line).are_alternatives(line.line or 0, other_line.line or 0)
         return True
+
+    def _deciding_lines(self, line: Line, other: Line | None) -> set[int]:
+        """Return the lines of the `if` statements that place the two lines in different branches."""
+        if other is None or not self.same_function(line, other):
+            return set()
+        excerpt = self._around(line)
+        return {excerpt.line_of(test) for test in excerpt.tests_between(line.line or 0, other.line or 0)}
+
+    def chooses_between(self, branch: Branch, line: Line, other: Line) -> bool:
+        """Return whether the branch is an `if` that places the two lines in different branches."""
+        return branch.line in self._deciding_lines(line, other)
 
     def condition_around_only(self, line: Line | None, other: Line) -> Branch | None:
         """Return the nearest condition that contains `line` but not `other`, or None if there is none."""

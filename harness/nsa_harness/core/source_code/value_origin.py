@@ -93,6 +93,8 @@ class _Search:
     uses: deque[tuple[int, _Use]] = field(default_factory=deque)
     seen: set[tuple[int, int, str]] = field(default_factory=set)
     origins: list[tuple[int, ValueOrigin]] = field(default_factory=list)  # (distance from the use in steps, origin)
+    # Places whose only part that differs by rank is an argument of a call -> the functions that the call reaches.
+    rank_passed_to: dict[Place, frozenset[tuple[str, str]]] = field(default_factory=dict)
 
     def origin(self, use: _Use) -> ValueOrigin | None:
         """Return the source line that produced the value of the expression `use`, or None if it is unknown."""
@@ -103,8 +105,17 @@ class _Search:
             if depth < _MAX_STEPS:
                 self._follow(depth, each)
         # Of equally distant origins the first is best, so only the distance is compared.
-        nearest = min(self.origins, key=lambda pair: pair[0], default=None)
-        return nearest[1] if nearest is not None else None
+        nearest_first = [origin for _, origin in sorted(self.origins, key=lambda pair: pair[0])]
+        nearest = next(iter(nearest_first), None)
+        reached_functions = self.rank_passed_to.get(nearest.place, frozenset()) if nearest is not None else frozenset()
+        # If the nearest line only passes the rank to a function, a line in that function explains the difference.
+        inside = (
+            origin
+            for origin in nearest_first
+            if origin.differs_by_rank and origin.place not in self.rank_passed_to
+            if (origin.place.file, origin.place.function) in reached_functions
+        )
+        return next(inside, nearest)
 
     def _follow(self, depth: int, use: _Use) -> None:
         """Add the assignments and called functions that the expression depends on to the search."""
@@ -145,6 +156,20 @@ class _Search:
             self.origins.append(
                 (depth + (0 if of_rank else _FURTHER), ValueOrigin(place=place, differs_by_rank=of_rank))
             )
+            if called and not self._depends_on_rank(replace(use, value=_outside_calls(use.value, called))):
+                self.rank_passed_to[place] = frozenset(self._reachable_functions([function for function, _ in called]))
+
+    def _reachable_functions(self, functions: Sequence[Excerpt]) -> set[tuple[str, str]]:
+        visited: set[tuple[str, str]] = set()
+        waiting = list(functions)
+        while waiting:
+            excerpt = waiting.pop()
+            key = (excerpt.file, excerpt.name)
+            if key not in visited:
+                visited.add(key)
+                calls = [node for node in excerpt.nodes if isinstance(node, ast.Call)]
+                waiting += [function for call in calls if (function := self._function_called(call))]
+        return visited
 
     def _inputs(self, use: _Use) -> tuple[list[tuple[Excerpt, _Use]], list[str]]:
         """Return the stored functions that the expression calls, and the other names that it reads."""
@@ -252,6 +277,14 @@ def _is_handed_on(value: ast.expr) -> bool:
 
 def _use_at(use: _Use, value: ast.expr) -> _Use:
     return _Use(excerpt=use.excerpt, line=use.excerpt.line_of(value), value=value, outer=use.outer)
+
+
+def _outside_calls(value: ast.expr, calls_with_uses: Sequence[tuple[Excerpt, _Use]]) -> ast.expr:
+    """Return a tuple node of the names in `value` that are not part of the given calls."""
+    calls = [call.value for _, call in calls_with_uses]
+    inside = {id(node) for call in calls for node in ast.walk(call)}
+    names = [node for node in ast.walk(value) if isinstance(node, ast.Name | ast.Attribute) and id(node) not in inside]
+    return ast.Tuple(elts=list(names), ctx=ast.Load())
 
 
 def _is_equal_on_ranks(function: Excerpt) -> bool:

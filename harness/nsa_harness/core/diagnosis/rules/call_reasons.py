@@ -125,7 +125,7 @@ def _caught_exception(context: DiagnosisContext, difference: Difference) -> Reas
             (exception for exception in candidates if _decides_calls(context, difference, rank, exception)), None
         )
         if first is not None:
-            caught_at = first.caught_at
+            caught_at = first.caught_at or _enclosing_handler(context, rank)
             return Reason(
                 cause=Cause.SWALLOWED_EXCEPTION,
                 ranks=(rank,),
@@ -155,6 +155,13 @@ def _possible_steps(exception: CaughtException) -> tuple[int, ...]:
     """Return the training steps in which the exception could have been raised."""
     last = exception.step if exception.last_step is None else exception.last_step
     return (exception.step, exception.step + 1, last, last + 1)
+
+
+def _enclosing_handler(context: DiagnosisContext, rank: int) -> Place | None:
+    """Return the innermost `except` clause around the rank's current line, or None if there is none."""
+    frames = reversed(program_frames(context, rank))
+    handlers = (handler for frame in frames for handler in context.program.handlers(frame))
+    return next((handler.place for handler in handlers), None)
 
 
 def _last_error_line(context: DiagnosisContext, rank: int) -> str:

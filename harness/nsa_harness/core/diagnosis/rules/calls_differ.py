@@ -15,6 +15,7 @@ from nsa_harness.core.collectives.alignment import DifferenceKind as Kind
 from nsa_harness.core.collectives.call_history import diverged_before_history
 from nsa_harness.core.collectives.call_patterns import broke_pattern
 from nsa_harness.core.collectives.timeline import UNKNOWN_GROUP, Event, Field, field_value
+from nsa_harness.core.collectives.wait_cycles import Link
 from nsa_harness.core.diagnosis.call_paths import (
     RelativePositions,
     diverging_frames,
@@ -29,6 +30,8 @@ from nsa_harness.core.diagnosis.context import (
     call_facts,
     event_place,
     flight_proof,
+    last_call_before_exit,
+    last_known_place,
     ledger_proof,
     place_of,
     program_frames,
@@ -56,7 +59,7 @@ def calls_differ(context: DiagnosisContext) -> Explanation | None:
     ):
         return None
     if difference is None:
-        return _out_of_batches(context)
+        return _out_of_batches(context) or _fewer_calls_before_exit(context)
     context = _with_stacks_at_divergence(context, difference)
     difference = context.difference or difference  # the same difference, computed with the new stacks
     positions = relative_positions(context, difference)
@@ -96,6 +99,15 @@ def cross_group_deadlock(context: DiagnosisContext) -> Explanation | None:
     links = context.cycle if _ended_by_mutual_wait(context) and context.difference is None else ()
     if not links:
         return None
+    skipped_calls = [found for link in links if (found := _call_under_rank_condition(context, link))]
+    if len(skipped_calls) == 1:
+        difference, branch = skipped_calls[0]
+        reason = _rank_condition_reason(context, difference, branch)
+        cause = _cause_of(difference, reason, is_under_rank=True)
+        positions = RelativePositions(left_loops={}, has_source=True)
+        # Without its oldest calls, the awaited rank may have made the call before.
+        is_certain = all(context.timelines[link.rank].is_complete for link in links)
+        return _explain(context, difference, reason, cause, positions, is_certain=is_certain)
     everyone = tuple(sorted(link.rank for link in links))
     odd_ranks = tuple(link.rank for link in links if broke_pattern(context.timelines[link.rank], link.event))
     ranks = tuple(sorted(odd_ranks)) or everyone
@@ -123,6 +135,41 @@ def cross_group_deadlock(context: DiagnosisContext) -> Explanation | None:
         proof=flight_proof(context, everyone),
         left_open=open_questions,
     )
+
+
+def _call_under_rank_condition(context: DiagnosisContext, link: Link) -> tuple[Difference, Branch] | None:
+    """Return a call in a cycle as an extra call, and the rank condition that guards it, or None if there is none.
+
+    The awaited rank must have passed the condition; otherwise the result is None too.
+    """
+    branch = _rank_branch(context, link.rank, link.event)
+    frames = program_frames(context, link.waits_for)
+    inside = (
+        [frame for frame in frames if (frame.file, frame.function) == (branch.file, branch.function)] if branch else []
+    )
+    awaited = context.timelines[link.waits_for].events
+    has_called = any(event.site == link.event.site for event in awaited)
+    if branch is None or has_called or not any(_is_behind(context, branch, frame) for frame in inside):
+        return None
+    entered = {link.rank: link.event, **({link.waits_for: awaited[-1]} if awaited else {})}
+    difference = Difference(
+        kind=Kind.EXTRA,
+        group=link.event.group,
+        ranks=(link.rank,),
+        expected=None,
+        entered_events=tuple(sorted(entered.items())),
+        absent=() if awaited else (link.waits_for,),
+        place_is_certain=True,
+        culprit_is_certain=False,
+        is_new_event=True,
+    )
+    return difference, branch
+
+
+def _is_behind(context: DiagnosisContext, branch: Branch, frame: Frame) -> bool:
+    """Return whether the line of `frame` comes after the whole body of the condition `branch`."""
+    is_inside = any(other.line == branch.line for other in context.program.branches(frame) if not other.leaves_block)
+    return frame.line > branch.line and not is_inside
 
 
 def _order_change_place(context: DiagnosisContext, ranks: Sequence[int], everyone: Sequence[int]) -> Place | None:
@@ -242,6 +289,27 @@ def _out_of_batches(context: DiagnosisContext) -> Explanation | None:
         step=reason.step,
         proof=tuple(path for rank in reason.ranks for path in ledger_proof(context, rank)),
     )
+
+
+def _fewer_calls_before_exit(context: DiagnosisContext) -> Explanation | None:
+    """Explain a failure in which a rank left a loop, and exited, after fewer calls than the others made in the loop."""
+    first = context.first_failure
+    if first is None or first.kind is not FailureKind.LEFT or first.rank is None:
+        return None
+    late = next((difference for difference in context.differences if first.rank in difference.absent), None)
+    expected = late.expected if late else None
+    left_at = last_call_before_exit(context, first.rank) or last_known_place(context, first.rank)
+    own_events = context.timelines[first.rank].events if first.rank in context.timelines else ()
+    if late is None or expected is None or left_at is None or all(event.site != expected.site for event in own_events):
+        return None
+    loops = [loop for frame in expected.chain for loop in context.program.loops_left(inside=frame, outside=left_at)]
+    if not loops:
+        return None
+    difference = replace(late, kind=Kind.COUNT, ranks=(first.rank,), place_is_certain=False)
+    positions = RelativePositions(left_loops={first.rank: loops[-1]}, has_source=True)
+    reason = Reason(ranks=(first.rank,))
+    cause = _cause_of(difference, reason, is_under_rank=False)
+    return _explain(context, difference, reason, cause, positions, is_certain=False)
 
 
 # The functions below build the explanation: its facts, its place and its open questions.
@@ -523,13 +591,37 @@ def _with_rank_condition(
         if branch is not None:
             callers = tuple(other for other, call in difference.entered_events if call.site == event.site)
             others = tuple(other for other in difference.all_ranks if other not in callers)
-            # A branch that leaves a loop does not count if a rank has left the loop.
-            if branch.leaves_block and positions.left_loops:
+            other_places = [call.place for other, call in difference.entered_events if other in others]
+            if any(
+                place and event.place and context.program.chooses_between(branch, event.place, place)
+                for place in other_places
+            ):
+                continue  # it decides which of two calls a rank makes, not whether a rank makes one
+            # A branch that leaves a loop does not count if a rank has left the loop or is still above the branch.
+            if branch.leaves_block and (
+                positions.left_loops or any(_is_above(context, other, branch) for other in others)
+            ):
                 continue
             if 0 < len(others) < len(callers):
                 return replace(difference, kind=Kind.MISSING, ranks=others, expected=event), branch
             return replace(difference, kind=Kind.EXTRA, ranks=callers, expected=None), branch
     return difference, None
+
+
+def _is_above(context: DiagnosisContext, rank: int, branch: Branch) -> bool:
+    """Return whether the rank is still above the condition `branch` in the same function."""
+    frames, status_file = program_frames(context, rank), context.status_files.get(rank)
+    if (
+        status_file
+        and frames
+        and [frame.function for frame in status_file.optimizer_chain[:1]] == [frames[-1].function]
+    ):
+        frames += status_file.optimizer_chain[
+            1:
+        ]  # a heartbeat has only the innermost line, so add the frames that lead to `optimizer.step`
+    file = branch.file.rpartition("/")[2]
+    inside = (frame for frame in frames if frame.file.rpartition("/")[2] == file and frame.function == branch.function)
+    return any(frame.line < branch.line for frame in inside)
 
 
 def _rank_branch(context: DiagnosisContext, rank: int, event: Event) -> Branch | None:
