@@ -67,6 +67,13 @@ ADDED |= {"commands: why", "commands: why <[RUN]>", *(
     for name in ("python", "experiment", "no-values", "repeat", "budget", "dry-run", "patch", "json", "out",
                  "no-redact", "git-diff")
 )}  # fmt: skip
+ADDED |= {"commands: explain --ranks", "commands: history", "commands: history <[SCENARIO|FILE.py]>", *(
+    f"commands: history --{name}" for name in ("last", "json", "out")
+), "commands: compare", "commands: compare <BEFORE>", "commands: compare <[AFTER]>", "commands: compare --json",
+   "commands: compare --out", "commands: prune", "commands: prune <[RUN...]>", *(
+    f"commands: prune --{name}" for name in ("keep", "yes", "pin", "out")
+)}  # fmt: skip
+ADDED |= {f"commands: {name} --notify" for name in ("run", "watch", "ready", "claim", "bisect")}
 # The sample run chose values that earlier samples had not to choose.
 ADDED |= {"events: outcome: outcome.detail.chosen[]", "events: outcome: outcome.detail.chosen[][]"}
 # `ci matrix` and `ci matcher` take any words, and answer with what to do instead and exit code 2: tests/test_ci.py.
@@ -90,7 +97,7 @@ WORDS_ADDED = {
 ADDED_BELOW = (
     "detail.stacks", "detail.divergence", "detail.cost", ".left_open", ".facts", "detail.memory", "detail.signals",
     "detail.nccl", "detail.files", "detail.own_status", "detail.raised", "outcomes[].values", "outcome: values",
-    "outcome.values",
+    "outcome.values", ".vitals[].own_s", ".vitals[].step_s", ".vitals[].step_p90_s",
 )  # fmt: skip
 
 

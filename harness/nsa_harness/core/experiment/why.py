@@ -217,14 +217,16 @@ def fails_alike(first: Outcome, again: Outcome) -> bool:
     """Return whether a recorded run failed as the first run did.
 
     Recording changes the speed of the ranks, so the same fault may be seen from another rank's line. One of cause, line
-    and culprit must be the same.
+    and culprit must be the same. A run that is stopped at its deadline while it polls may be proven to hang the next
+    time; then the line must be the same.
     """
     before, now = failure_signature(first), failure_signature(again)
+    has_same_place = before.place is not None and before.place == now.place
     if before.verdict != now.verdict:
-        return False
+        return has_same_place
     has_same_ranks = first.culprit is not None and again.culprit is not None
     has_same_ranks = has_same_ranks and first.culprit.ranks == again.culprit.ranks  # type: ignore[union-attr]
-    return before.cause == now.cause or (before.place is not None and before.place == now.place) or has_same_ranks
+    return before.cause == now.cause or has_same_place or has_same_ranks
 
 
 def run_result(first: Outcome, again: Outcome) -> RunResult:
