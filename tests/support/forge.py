@@ -22,7 +22,7 @@ def _serve(control: socket.socket) -> Any:
     package = sys.modules["_nsa_harness"] = types.ModuleType("_nsa_harness")
     package.__path__ = [str(Path(__file__).resolve().parents[2] / "harness" / "nsa_harness")]
     serving = importlib.import_module("_nsa_harness.fork_server.serving")
-    early = serving._preload(())
+    early = serving._preload()
     gc.collect()
     gc.freeze()  # an exit looks at everything that is not, and copies its pages
     while True:
