@@ -242,23 +242,11 @@ STRING_LENGTH = struct.Struct("<H")
 
 STATUS_FILE_SIZE = STRINGS_AT + STRINGS_SIZE
 
-# The coverage file: a header and then records, each a u16 length and a body. The body is written before its length, so
-# a reader that stops at length 0 never sees a partly written record. Bytes beyond the last record are 0.
+# The coverage file has the format of a recording, with the records RECORD_STRING, RECORD_THREAD and RECORD_LINE.
 # Python 3.12 executes a line more slowly ever after it was reported, because it does not restore the combined
 # instruction at its start: a loop of pure Python takes 3 % more instructions (benchmarks/results/coverage_cost.json).
 COVERAGE_SINCE = (3, 13)
-COVERAGE_MAGIC = b"NSALINES"
-COVERAGE_HEADER = struct.Struct("<8sIIQ")  # magic, layout, 1 = the file is full, created_ns
-COVERAGE_LAYOUT = 1
-COVERAGE_FULL = struct.Struct("<I")
-COVERAGE_FULL_AT = 12
-COVERAGE_SIZE = 1 << 19  # room for about 27,000 lines
-COVERAGE_LENGTH = struct.Struct("<H")
-# The first byte of a body is its kind. Files and threads are numbered from 0 in the order of their records.
-COVERAGE_FILE = 1  # followed by the path
-COVERAGE_THREAD = 2  # followed by the name of a thread
-COVERAGE_LINE = 3
-COVERAGE_LINE_BODY = struct.Struct("<BHHIQ")  # kind, thread, file, line, time of its first execution in the process
+COVERAGE_SIZE = 1 << 20  # room for about 26,000 lines
 # The recording of a process is one memory-mapped file: a header, and then records until the first length of 0. A record
 # is RECORD_HEAD with the length of its body and its kind, and the body. The body is written before the head, so a
 # reader never sees a part of a record. The body of RECORD_STRING is UTF-8, and the string gets the next number, from 0.
@@ -292,4 +280,5 @@ RECORD_RETURNED = 11  # order of the communication, string of the type of the ex
 RECORD_DRAW = 12  # order of the execution, strings of the generator, its state before and its state after
 RECORD_TRUNCATED = 13  # activation in which further executions are not recorded
 RECORD_PROBLEM = 14  # string that says what is missing in the recording
+RECORD_LINE = 15  # thread, string of the file, line, time of its first execution in the process
 RECORD_ABSENT = -(2**62)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -195,16 +196,26 @@ def test_the_source_of_lines_that_only_some_ranks_executed_is_stored() -> None:
 # The file.
 
 
-def file_of(*bodies: bytes, is_full: int = 0) -> bytes:
-    head = protocol.COVERAGE_HEADER.pack(protocol.COVERAGE_MAGIC, protocol.COVERAGE_LAYOUT, is_full, 0)
-    return head + b"".join(protocol.COVERAGE_LENGTH.pack(len(body)) + body for body in bodies) + bytes(40)
+def file_of(*records: tuple[int, bytes], is_full: int = 0) -> bytes:
+    header = protocol.RECORDING_MAGIC, protocol.RECORDING_LAYOUT, 1, 3, 13, -1, -1, is_full
+    head = protocol.RECORDING_HEADER.pack(*header).ljust(protocol.RECORDING_HEADER_SIZE, b"\0")
+    heads = (protocol.RECORD_HEAD.pack(len(body), kind) + body + bytes(-len(body) & 7) for kind, body in records)
+    return head + b"".join(heads) + bytes(40)
 
 
-NAMED = (bytes((protocol.COVERAGE_FILE,)) + b"/own/train.py", bytes((protocol.COVERAGE_THREAD,)) + b"MainThread")
+def numbers(kind: int, *given: int) -> tuple[int, bytes]:
+    return kind, struct.pack(f"<{len(given)}q", *given)
 
 
-def line_body(line: int, at_ns: int, *, file: int = 0, thread: int = 0) -> bytes:
-    return protocol.COVERAGE_LINE_BODY.pack(protocol.COVERAGE_LINE, thread, file, line, at_ns)
+NAMED = (
+    (protocol.RECORD_STRING, b"/own/train.py"),
+    (protocol.RECORD_STRING, b"MainThread"),
+    numbers(protocol.RECORD_THREAD, 0, 1),
+)
+
+
+def line_body(line: int, at_ns: int, *, file: int = 0, thread: int = 0) -> tuple[int, bytes]:
+    return numbers(protocol.RECORD_LINE, thread, file, line, at_ns)
 
 
 def test_a_file_has_the_lines_in_the_order_of_their_first_execution() -> None:
@@ -220,15 +231,15 @@ def test_a_file_has_the_lines_in_the_order_of_their_first_execution() -> None:
         b"",
         b"x" * 100,
         file_of(line_body(9, 3)),
-        file_of(*NAMED, line_body(9, 3, file=1)),
+        file_of(*NAMED, line_body(9, 3, file=2)),
         file_of(*NAMED, line_body(9, 3, thread=1)),
-        file_of(*NAMED, b"\x09other"),
-        file_of(*NAMED, line_body(9, 3)[:-1]),
+        file_of(*NAMED, (9, b"other")),
+        file_of(*NAMED, numbers(protocol.RECORD_LINE, 0, 0, 9)),
         file_of(*NAMED, line_body(9, 3))[:-45],
     ],
 )
 def test_a_damaged_file_is_refused(data: bytes) -> None:
-    with pytest.raises(ValueError, match="coverage file"):
+    with pytest.raises(ValueError, match=r"damaged coverage file|no header"):
         read_coverage(data, 0)
 
 

@@ -8,13 +8,13 @@ nothing.
 from __future__ import annotations
 
 import _thread
-import mmap
 import os
 import sys
 import time
 
 from .. import protocol
 from .places import is_installed
+from .record_file import RecordFile, thread_name
 
 # Importing typing takes longer than importing everything else here, so only type checkers load it.
 TYPE_CHECKING = False
@@ -25,96 +25,14 @@ if TYPE_CHECKING:
 
 PIECE = "coverage"
 TOOLS = (3, 4)  # tool numbers of sys.monitoring that Python does not reserve for a purpose; the probe uses two
-PATH_LIMIT = 1000  # characters of a path that are stored, from its end
-NAME_LIMIT = 100
 
 _HARNESS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-_monotonic_ns = time.monotonic_ns
-_pack_line = protocol.COVERAGE_LINE_BODY.pack
-_pack_length = protocol.COVERAGE_LENGTH.pack_into
-
-
-class CoverageFull(Exception):
-    """The coverage file has no room for a further line."""
-
-
-class CoverageFile:
-    """The coverage file of one process."""
-
-    def __init__(self, path: str) -> None:
-        """Create the file with mode 0600. Raise OSError if that fails."""
-        self._memory = _new_file(path)
-        self._at = protocol.COVERAGE_HEADER.size
-        self._files: dict[str, int] = {}
-        self._lines: set[tuple[int, int]] = set()
-        self._threads = 0
-        self._caller = _ThreadNumber()
-        self._lock = _thread.allocate_lock()
-
-    def add_line(self, file: str, line: int) -> None:
-        """Add a line that the calling thread executes. Raise CoverageFull if the file has no room for the line."""
-        with self._lock:
-            number = self._files.get(file)
-            if number is None:
-                self._append(_text(protocol.COVERAGE_FILE, os.path.abspath(file)[-PATH_LIMIT:]))
-                number = self._files[file] = len(self._files)
-            # A line is reported again if several functions have it, or if another tool restarts all events.
-            if (number, line) in self._lines:
-                return
-            self._lines.add((number, line))
-            thread = self._caller.number
-            if thread is None:
-                self._append(_text(protocol.COVERAGE_THREAD, _thread_name()[:NAME_LIMIT]))
-                thread = self._caller.number = self._threads
-                self._threads += 1
-            self._append(_pack_line(protocol.COVERAGE_LINE, thread, number, line, _monotonic_ns()))
-
-    def _append(self, body: bytes) -> None:
-        start = self._at + protocol.COVERAGE_LENGTH.size
-        if start + len(body) > protocol.COVERAGE_SIZE - protocol.COVERAGE_LENGTH.size:
-            protocol.COVERAGE_FULL.pack_into(self._memory, protocol.COVERAGE_FULL_AT, 1)
-            raise CoverageFull(f"the program executed more lines than fit into {protocol.COVERAGE_SIZE} bytes")
-        self._memory[start : start + len(body)] = body
-        _pack_length(self._memory, self._at, len(body))
-        self._at = start + len(body)
 
 
 class _ThreadNumber(_thread._local):
     """The calling thread's number in the coverage file, or None before its first line."""
 
     number: int | None = None
-
-
-def _text(kind: int, text: str) -> bytes:
-    return bytes((kind,)) + text.encode("utf-8", "replace")
-
-
-def _thread_name() -> str:
-    """Return the name of the calling thread without running code of the program, or "" if it is unknown."""
-    threads = vars(sys.modules["threading"])["_active"] if "threading" in sys.modules else {}
-    thread = threads.get(_thread.get_ident())
-    if thread is None:
-        return "" if threads else "MainThread"
-    name = object.__getattribute__(thread, "__dict__").get("_name")
-    return name if type(name) is str else ""
-
-
-def _new_file(path: str) -> mmap.mmap:
-    """Create the file with its header and map it into memory.
-
-    The disk blocks are allocated first, because a write through a mapping to a full tmpfs kills a process with SIGBUS.
-    """
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    try:
-        os.posix_fallocate(descriptor, 0, protocol.COVERAGE_SIZE)
-        memory = mmap.mmap(descriptor, protocol.COVERAGE_SIZE)
-    except OSError:
-        os.unlink(path)
-        raise
-    finally:
-        os.close(descriptor)
-    protocol.COVERAGE_HEADER.pack_into(memory, 0, protocol.COVERAGE_MAGIC, protocol.COVERAGE_LAYOUT, 0, _monotonic_ns())
-    return memory
 
 
 class Coverage:
@@ -129,7 +47,12 @@ class Coverage:
         self._tool = tool
         self._disable = monitoring.DISABLE
         self._trouble = trouble
-        self._file = CoverageFile(os.path.join(directory, protocol.COVERAGE.format(pid=os.getpid())))
+        path = os.path.join(directory, protocol.COVERAGE.format(pid=os.getpid()))
+        self._file = RecordFile(path, -1, -1, protocol.COVERAGE_SIZE)
+        self._lines: set[tuple[str, int]] = set()
+        self._threads = 0
+        self._caller = _ThreadNumber()
+        self._lock = _thread.allocate_lock()
         self._is_on = True
 
     def start(self) -> None:
@@ -156,10 +79,28 @@ class Coverage:
     def _on_line(self, code: Any, line: int) -> Any:
         try:
             if self._is_on:
-                self._file.add_line(code.co_filename, line)
+                self._add(code.co_filename, line)
         except Exception as failure:
             self._give_up(failure)
         return self._disable
+
+    def _add(self, file: str, line: int) -> None:
+        """Add a line that the calling thread executes. Raise RuntimeError if the file has no room for the line."""
+        written = self._file
+        with self._lock:
+            # A line is reported again if several functions have it, or if another tool restarts all events.
+            if (file, line) in self._lines:
+                return
+            self._lines.add((file, line))
+            thread = self._caller.number
+            if thread is None:
+                thread = self._caller.number = self._threads
+                self._threads += 1
+                written.write(protocol.RECORD_THREAD, (thread, written.string(thread_name())))
+            path = written.string(os.path.abspath(file))
+            written.write(protocol.RECORD_LINE, (thread, path, line, time.monotonic_ns()))
+        if written.is_full:
+            raise RuntimeError(f"the program executed more lines than fit into {protocol.COVERAGE_SIZE} bytes")
 
     def _stop(self) -> None:
         """Stop in a forked child, such as a data loader worker, which would write to its parent's file."""

@@ -14,6 +14,7 @@ from .. import protocol
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from typing import Any
 
 FIRST_SIZE = 1 << 20
 FULL_SHARE = 0.75  # of the limit, from which on the recorder writes no more values
@@ -116,7 +117,22 @@ class RecordFile:
         try:
             os.posix_fallocate(descriptor, 0, size)
             memory = mmap.mmap(descriptor, size)
+        except OSError:
+            if flags:
+                os.unlink(self._path)
+            raise
         finally:
             os.close(descriptor)
         self._maps.append(memory)
         return memory
+
+
+def thread_name() -> str:
+    """Return the name of the calling thread without running code of the program, or "thread" if it is unknown."""
+    threading: Any = sys.modules.get("threading")
+    number = _thread.get_ident()
+    if threading is None or number == threading.main_thread().ident:
+        return "MainThread"
+    thread = getattr(threading, "_active", {}).get(number)
+    name = None if thread is None else vars(threading.Thread)["__dict__"].__get__(thread).get("_name")
+    return name if type(name) is str else "thread"

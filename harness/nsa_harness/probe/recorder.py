@@ -20,7 +20,7 @@ from .. import protocol
 from . import values
 from .patches import TroubleLog
 from .places import STANDARD_LIBRARY, is_own
-from .record_file import RecordFile
+from .record_file import RecordFile, thread_name
 from .recorder_calls import Arguments, operation_of
 from .recorder_statements import SOURCE_LIMIT, Statement, statements_of
 
@@ -297,7 +297,7 @@ class Recorder:
             thread.stack, thread.calls = [], []
             file, number = self._open(), self._next_number()
             thread.number, thread.epoch = number, self.epoch
-            file.write(protocol.RECORD_THREAD, [number, file.string(_thread_name())])
+            file.write(protocol.RECORD_THREAD, [number, file.string(thread_name())])
         return thread
 
     def _open(self) -> RecordFile:
@@ -436,14 +436,6 @@ def rank_from_environment() -> tuple[int, int]:
         return (int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])) if is_owner else (-1, -1)
     except (KeyError, ValueError):
         return (0, 1) if is_owner and protocol.ENV_SOLO in os.environ else (-1, -1)
-
-
-def _thread_name() -> str:
-    if threading.get_ident() == threading.main_thread().ident:
-        return "MainThread"
-    thread = getattr(threading, "_active", {}).get(threading.get_ident())
-    name = values.attribute(thread, "_name")
-    return name if type(name) is str else "thread"
 
 
 def generator_states(all_generators: bool) -> list[tuple[str, str]]:

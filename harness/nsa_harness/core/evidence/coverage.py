@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 
 from nsa_harness import protocol
+from nsa_harness.core.recording.reading import numbers_of, read_header, records
 
 _NS = 1_000_000_000
 _MAX_TEXT = 1000  # characters of a path
-_DAMAGED = "damaged coverage file"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +28,7 @@ class Coverage:
     """The lines of the program that a process executed, in the order of their first execution."""
 
     files: tuple[str, ...]
-    threads: tuple[str, ...]  # names of the threads, in the order of their first line; "" if unknown
+    threads: tuple[str, ...]  # names of the threads, in the order of their first line
     # For each line: index of its file, its number, index of the first thread that executed it, and the time.
     entries: tuple[tuple[int, int, int, float], ...]
     is_complete: bool = True  # False: the file was full or damaged, or lines that all ranks executed are left out
@@ -62,39 +62,27 @@ def read_coverage(data: bytes, launched_ns: int) -> Coverage:
     Times are in seconds since `launched_ns`. A process may be writing the file, so a record that is not complete yet
     ends the file.
     """
-    header = protocol.COVERAGE_HEADER
-    if len(data) < header.size:
-        raise ValueError("coverage file too short")
-    magic, layout, is_full, _created_ns = header.unpack_from(data)
-    if magic != protocol.COVERAGE_MAGIC or layout != protocol.COVERAGE_LAYOUT:
-        raise ValueError("unknown coverage file")
-    files: list[str] = []
+    *_, flags = read_header(data)
+    strings: list[str] = []
+    files: dict[str, int] = {}
     threads: list[str] = []
     entries = []
-    for body in _bodies(data, header.size):
-        if body[0] == protocol.COVERAGE_FILE:
-            files.append(body[1:].decode("utf-8", "replace")[-_MAX_TEXT:])
-        elif body[0] == protocol.COVERAGE_THREAD:
-            threads.append(body[1:].decode("utf-8", "replace")[:_MAX_TEXT])
-        elif body[0] == protocol.COVERAGE_LINE and len(body) == protocol.COVERAGE_LINE_BODY.size:
-            _, thread, file, line, at_ns = protocol.COVERAGE_LINE_BODY.unpack(body)
-            if file >= len(files) or thread >= len(threads):
-                raise ValueError(_DAMAGED)
-            entries.append((file, line, thread, round((at_ns - launched_ns) / _NS, 4)))
-        else:
-            raise ValueError(_DAMAGED)
-    return Coverage(files=tuple(files), threads=tuple(threads), entries=tuple(entries), is_complete=not is_full)
-
-
-def _bodies(data: bytes, at: int) -> Iterator[bytes]:
-    """Yield the body of each record from offset `at` on."""
-    length = protocol.COVERAGE_LENGTH
-    while at + length.size <= len(data):
-        (size,) = length.unpack_from(data, at)
-        at += length.size
-        if not size:
-            return
-        if at + size > len(data):
-            raise ValueError(_DAMAGED)
-        yield data[at : at + size]
-        at += size
+    for _, kind, body in records(data):
+        try:
+            if kind == protocol.RECORD_STRING:
+                strings.append(body.decode("utf-8", "replace"))
+            elif kind == protocol.RECORD_THREAD:
+                _, name = numbers_of(body)
+                threads.append(strings[name][:_MAX_TEXT])
+            elif kind == protocol.RECORD_LINE:
+                thread, name, line, at_ns = numbers_of(body)
+                file = files.setdefault(strings[name][-_MAX_TEXT:], len(files))
+                entries.append((file, line, thread, round((at_ns - launched_ns) / _NS, 4)))
+                if not 0 <= thread < len(threads):
+                    raise IndexError(thread)
+            else:
+                raise ValueError(kind)
+        except (IndexError, ValueError):
+            raise ValueError("damaged coverage file") from None
+    is_complete = not flags & protocol.RECORDING_FULL
+    return Coverage(files=tuple(files), threads=tuple(threads), entries=tuple(entries), is_complete=is_complete)

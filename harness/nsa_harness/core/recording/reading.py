@@ -30,11 +30,7 @@ class NotARecordingError(ValueError):
 
 def read_recording(data: bytes, rank: int) -> RankRecording:
     """Return the recording of `rank` in the bytes of its file. Raise NotARecordingError if the header is wrong."""
-    if len(data) < protocol.RECORDING_HEADER_SIZE or data[:8] != protocol.RECORDING_MAGIC:
-        raise NotARecordingError("no header")
-    _, layout, _, major, minor, _, world_size, flags = protocol.RECORDING_HEADER.unpack_from(data)
-    if layout != protocol.RECORDING_LAYOUT:
-        raise NotARecordingError(f"layout {layout}")
+    major, minor, _, world_size, flags = read_header(data)
     reader = _Reader()
     problems = reader.read(data)
     threads = sorted(reader.threads.values(), key=lambda thread: thread.name != "MainThread")
@@ -43,6 +39,20 @@ def read_recording(data: bytes, rank: int) -> RankRecording:
     return RankRecording(
         rank=rank, world_size=world_size, python=(major, minor), threads=threads, problems=tuple(problems)
     )
+
+
+def read_header(data: bytes) -> tuple[int, int, int, int, int]:
+    """Return the version of Python (major, minor), the rank, the world size and the flags of a recording.
+
+    Raise NotARecordingError if the header is wrong.
+    """
+    if len(data) < protocol.RECORDING_HEADER_SIZE or data[:8] != protocol.RECORDING_MAGIC:
+        raise NotARecordingError("no header")
+    _, layout, _, *rest = protocol.RECORDING_HEADER.unpack_from(data)
+    if layout != protocol.RECORDING_LAYOUT:
+        raise NotARecordingError(f"layout {layout}")
+    major, minor, rank, world_size, flags = rest
+    return major, minor, rank, world_size, flags
 
 
 def records(data: bytes) -> Iterator[tuple[int, int, bytes]]:
