@@ -125,7 +125,7 @@ def judge_as(monkeypatch: pytest.MonkeyPatch, *results: ExperimentResult) -> Non
     waiting = [*results]
 
     def judge(*_: Any, **__: Any) -> Judgement:
-        return Judgement(result=waiting.pop(0), changed=(), refused=(), iterations=())
+        return Judgement(result=waiting.pop(0), refused=())
 
     monkeypatch.setattr(why, "judge_experiment", judge)
 

@@ -31,7 +31,7 @@ class Tracer:
 
     def before(self, frame: FrameType, line: int) -> None:
         self.times[line] += 1
-        if new_line := self.experiment.before(frame, None, line, self.times[line]):
+        if new_line := self.experiment.before(frame, line, self.times[line]):
             self.times[new_line] += 1
 
     def trace(self, frame: FrameType, event: str, _argument: object) -> Any:

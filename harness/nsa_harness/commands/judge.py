@@ -119,7 +119,7 @@ def judge_attempt(
         trouble=(*outcome.trouble, *unread, *attempt.directory.take_notes(), *unwritten),
     )
     unwritten = store_recordings(attempt, {rank.rank: rank.pid for rank in evidence.ranks})
-    if is_recorded(spec):
+    if is_recorded(spec) and outcome.verdict.status is not Status.PASS:
         outcome = _with_origin(attempt, spec, outcome, launched_here=read_budget is None)
     outcome = attempt.redaction.value(outcome)
     unwritten += redact_files(attempt)

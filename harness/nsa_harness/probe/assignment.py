@@ -12,23 +12,19 @@ import marshal
 import sys
 import types
 import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
-# Importing typing takes longer than importing everything else here, so only type checkers load it.
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-    from typing import Any
+from .safe_attributes import MISSING, _defines, _first
 
 MAX_BYTES = 65536  # of one value
 _MAX_DEPTH = 6
-_MRO = type.__dict__["__mro__"].__get__  # `cls.__mro__` would ask the metaclass
 _PLAIN = (int, float, bool, str, bytes, complex, type(None))
 _CONTAINERS = (list, tuple, dict)
 _NUMPY_SCALARS = ("float64", "float32", "int64", "int32", "bool")
 _OPTIMIZED = 1  # the flag of a code object whose locals are not stored in a dictionary
 _DICTIONARIES = (types.GetSetDescriptorType, types.MemberDescriptorType)  # of instances: SimpleNamespace has the latter
 _BIT_GENERATORS = ("PCG64", "PCG64DXSM", "MT19937", "Philox", "SFC64")
-ABSENT = object()  # the value of a name that does not exist
 
 
 class Refusal(Exception):
@@ -53,7 +49,7 @@ def find_holder(frame: types.FrameType, path: Sequence[Sequence[Any]]) -> Holder
     holder = _variable(frame, path[0][1])
     for kind, key in path[1:]:
         base = holder.read()
-        if base is ABSENT:
+        if base is MISSING:
             raise Refusal("unbound")
         if kind == "item of":
             key = _variable(frame, key).read()
@@ -84,7 +80,7 @@ def _variable(frame: types.FrameType, name: str) -> Holder:
             if sys.version_info < (3, 13):
                 ctypes.pythonapi.PyFrame_LocalsToFast(ctypes.py_object(frame), ctypes.c_int(0))
 
-        return Holder(lambda: frame.f_locals.get(name, ABSENT), write, frame)
+        return Holder(lambda: frame.f_locals.get(name, MISSING), write, frame)
     if type(frame.f_globals) is dict and name in frame.f_globals:
         return _entry(frame.f_globals, name)
     raise Refusal("unbound")
@@ -96,12 +92,12 @@ def _entry(mapping: dict[Any, Any], key: Any) -> Holder:
         raise Refusal("keys")
 
     def write(value: Any) -> None:
-        if value is ABSENT:
+        if value is MISSING:
             mapping.pop(key, None)
         else:
             mapping[key] = value
 
-    return Holder(lambda: mapping.get(key, ABSENT), write)
+    return Holder(lambda: mapping.get(key, MISSING), write)
 
 
 def _item(base: Any, key: Any) -> Holder:
@@ -120,7 +116,7 @@ def _attribute(base: Any, name: str) -> Holder:
                 lambda value: type.__setattr__(base, name, value),
             )
         raise Refusal("class")
-    descriptor = _class_attribute(base, name)
+    descriptor = _first(type(base), name)
     if type(descriptor) is types.MemberDescriptorType:
         member: Any = descriptor
 
@@ -128,10 +124,10 @@ def _attribute(base: Any, name: str) -> Holder:
             try:
                 return member.__get__(base)
             except AttributeError:
-                return ABSENT
+                return MISSING
 
         return Holder(read, lambda value: member.__set__(base, value))
-    if descriptor is not ABSENT and any("__set__" in _namespace(cls) for cls in _MRO(type(descriptor))):
+    if descriptor is not MISSING and _defines(type(descriptor), "__set__"):
         raise Refusal("property")
     attributes = plain_attributes(base)
     if attributes is None:
@@ -141,7 +137,7 @@ def _attribute(base: Any, name: str) -> Holder:
 
 def plain_attributes(value: Any) -> dict[str, Any] | None:
     """Return the dictionary of an instance, or None if reading it could run the program's code."""
-    descriptor = type(_class_attribute(value, "__dict__"))
+    descriptor = type(_first(type(value), "__dict__"))
     if type(value) is not types.ModuleType and not is_one_of(descriptor, _DICTIONARIES):
         return None
     attributes = object.__getattribute__(value, "__dict__")
@@ -151,18 +147,6 @@ def plain_attributes(value: Any) -> dict[str, Any] | None:
 def is_one_of(cls: type, classes: Sequence[type]) -> bool:
     """Return whether a class is one of these classes. Comparing with `==` or hashing could run a metaclass."""
     return any(cls is other for other in classes)
-
-
-def _class_attribute(value: Any, name: str) -> Any:
-    for cls in _MRO(type(value)):
-        found = _namespace(cls).get(name, ABSENT)
-        if found is not ABSENT:
-            return found
-    return ABSENT
-
-
-def _namespace(cls: type) -> Any:
-    return type.__getattribute__(cls, "__dict__")
 
 
 def is_plain(value: Any, depth: int = 0) -> bool:
@@ -180,7 +164,7 @@ def pack(value: Any, *, with_graph: bool = False) -> tuple[Any, ...]:
 
     `with_graph`: allow a tensor that requires a gradient. The unpacked tensor has no graph.
     """
-    if value is ABSENT:
+    if value is MISSING:
         raise Refusal("unbound")
     if is_plain(value):
         return _checked("plain", value)
@@ -259,7 +243,7 @@ def save(value: Any) -> Callable[[Holder], object]:
             holder.write(value)
 
         return restore_generator
-    if value is ABSENT or is_one_of(type(value), (*_PLAIN, tuple, *_numpy_scalars())):
+    if value is MISSING or is_one_of(type(value), (*_PLAIN, tuple, *_numpy_scalars())):
         return lambda holder: holder.write(value)
     if is_one_of(type(value), (list, dict, set)):
         if type(value) is not list and not all(is_one_of(type(key), _PLAIN) for key in value):

@@ -20,10 +20,12 @@ import json
 import marshal
 import os
 import time
+from collections.abc import Callable
+from types import CodeType, FrameType
+from typing import Any
 
 from .. import protocol
 from .assignment import (
-    ABSENT,
     Holder,
     Refusal,
     find_holder,
@@ -36,15 +38,9 @@ from .assignment import (
     set_generator_states,
     unpack,
 )
+from .safe_attributes import MISSING
 
-# Importing typing takes longer than importing everything else here, so only type checkers load it.
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from types import CodeType, FrameType
-    from typing import Any
-
-    Action = Callable[[FrameType, int], int]  # with the frame and its next line, 0 = it ended; returns as `before`
+Action = Callable[[FrameType, int], int]  # with the frame and its next line, 0 = it ended; returns as `before`
 
 _WAIT_S = 60.0  # for the value of the reference rank
 _POLL_S = 0.002
@@ -83,7 +79,7 @@ class Experiment:
             is_set = os.environ.get("PYTHONHASHSEED", "random") != "random"
             self._log.note("changed" if is_set else "refused", 0, "" if is_set else "not set")
 
-    def before(self, frame: FrameType, _code_key: object, line: int, occurrence: int) -> int:
+    def before(self, frame: FrameType, line: int, occurrence: int) -> int:
         """Carry out what is due before a statement, and return the line at which the frame continues instead, or 0.
 
         `line` is the first line of the statement, `occurrence` the number of this execution in this process, from 1.
@@ -259,10 +255,10 @@ class Experiment:
         holder, old_value, restore = saved
         try:
             value = holder.read()
-            if value is ABSENT:
+            if value is MISSING:
                 raise Refusal("unbound")
             self._keep(value)
-            if old_value is ABSENT and holder.frame is not None:
+            if old_value is MISSING and holder.frame is not None:
                 raise Refusal("unbound")
             restore(holder)
             self._log.note("changed", occurrence, "", _printable_value(value), _printable_value(old_value))

@@ -67,14 +67,13 @@ class SourceFile:
 class OwnCode:
     """A function of the program, or the top level of a module."""
 
-    __slots__ = ("arguments", "code", "count", "file", "key", "numbers", "opcodes", "shows_locals", "statements")
+    __slots__ = ("arguments", "code", "count", "file", "numbers", "opcodes", "shows_locals", "statements")
 
     def __init__(self, code: Any, file: SourceFile) -> None:
         self.code = code
         self.file = file
         count = code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & 4) + bool(code.co_flags & 8)
         self.arguments = [values.Path(name, name, ()) for name in code.co_varnames[:count]]
-        self.key = (file.path, code.co_qualname)
         self.numbers: tuple[int, int] = (-1, 0)  # the epoch of the file, and the number of this code there
         self.opcodes = code.co_code
         self.count = 0  # calls so far
@@ -209,7 +208,7 @@ class Recorder:
         activation.statement, activation.start = statement, at
         statement.count += 1
         if self.experiment is not None:
-            new_line = self.experiment.before(frame, code.key, statement.line, statement.count)
+            new_line = self.experiment.before(frame, statement.line, statement.count)
             if new_line:  # the frame continues there, and Python does not report this line
                 statement = activation.statement = code.file.statement(new_line)
                 activation.start = frame.f_lasti

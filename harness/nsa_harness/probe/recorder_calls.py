@@ -29,7 +29,6 @@ _OPTIMIZER_FILE = os.path.join("torch", "optim", "optimizer.py")
 _ROOTED = ("broadcast", "reduce", "gather", "scatter")
 _PAYLOADS = ("tensor", "input", "input_tensor", "input_list", "input_tensor_list", "tensors", "p2p_op_list", "self")
 RANKS_LIMIT = 1024
-SHAPE_LIMIT = 16
 
 
 def operation_of(code: Any) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from . import values
@@ -11,6 +12,7 @@ from .recorder import Activation, Call, OwnCode, Recorder
 TOOLS = (5, 3, 4, 2)  # tool numbers of sys.monitoring to try; 0 and 1 belong to debuggers and coverage tools
 NAME = "nsa-harness recorder"
 _CODES_LIMIT = 65536
+_UNKNOWN = (None, None)  # of a code object that was never classified
 
 
 class Monitor:
@@ -37,113 +39,88 @@ class Monitor:
         monitoring.use_tool_id(tool, NAME)
         self._own_events = events.LINE | events.PY_RETURN | events.PY_YIELD | events.PY_RESUME
         self._call_events = events.PY_RETURN | events.PY_YIELD
-        callbacks = (
-            (events.PY_START, self._on_start),
-            (events.PY_RESUME, self._on_resume),
-            (events.PY_THROW, self._on_throw),
-            (events.LINE, self._on_line),
-            (events.PY_RETURN, self._on_return),
-            (events.PY_YIELD, self._on_yield),
-            (events.PY_UNWIND, self._on_unwind),
-            (events.RAISE, self._on_raise),
-        )
-        self._events = [event for event, _ in callbacks]
         self.recorder.stop_events = self._stop
-        for event, callback in callbacks:
-            monitoring.register_callback(tool, event, callback)
+        actions: dict[int, Callable[..., Any]] = {
+            events.PY_START: self._on_start,
+            events.PY_RESUME: self._on_resume,
+            events.PY_THROW: self._on_resume,
+            events.LINE: self._on_line,
+            events.PY_RETURN: self._on_return,
+            events.PY_YIELD: self._on_yield,
+            events.PY_UNWIND: self._on_unwind,
+            events.RAISE: self._on_raise,
+        }
+        self._events = tuple(actions)
+        for event, action in actions.items():
+            monitoring.register_callback(tool, event, self._guarded(action))
         # The last three cannot be limited to some code.
         monitoring.set_events(tool, events.PY_START | events.PY_THROW | events.PY_UNWIND | events.RAISE)
 
-    def _on_start(self, code: Any, _offset: int) -> Any:
-        try:
-            kind = self._kind(code)
-            if kind is None or not self.recorder.is_on:
+    def _guarded(self, action: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a callback that calls `action` with the code, the frame and the event's last argument."""
+        recorder, frame_of = self.recorder, sys._getframe
+
+        def on_event(code: Any, *arguments: Any) -> Any:
+            try:
+                return action(code, frame_of(1), arguments[-1])
+            except Exception as error:
+                recorder.fail(error)
+                return None
+
+        return on_event
+
+    def _on_start(self, code: Any, frame: Any, _offset: int) -> Any:
+        kind = self._kind(code)
+        if kind is None or not self.recorder.is_on:
+            return self._monitoring.DISABLE
+        if type(kind) is str:
+            self.recorder.begin_call(kind, frame)
+        else:
+            self.recorder.begin(kind, frame)  # type: ignore[arg-type]
+        return None
+
+    def _on_line(self, code: Any, frame: Any, line: int) -> Any:
+        activation = self._current(code, frame)
+        if activation is not None:
+            self.recorder.execute(activation, frame, line)
+            statement = activation.statement
+            if statement is not None and statement.is_capped and statement.line == line:
                 return self._monitoring.DISABLE
-            frame = sys._getframe(1)
-            if type(kind) is str:
-                self.recorder.begin_call(kind, frame)
-            else:
-                self.recorder.begin(kind, frame)  # type: ignore[arg-type]
-        except Exception as error:
-            self.recorder.fail(error)
         return None
 
-    def _on_line(self, code: Any, line: int) -> Any:
-        try:
-            frame = sys._getframe(1)
-            activation = self._current(code, frame)
-            if activation is not None:
-                self.recorder.execute(activation, frame, line)
-                statement = activation.statement
-                if statement is not None and statement.is_capped and statement.line == line:
-                    return self._monitoring.DISABLE
-        except Exception as error:
-            self.recorder.fail(error)
-        return None
+    def _on_return(self, code: Any, frame: Any, result: Any) -> None:
+        if (call := self._current_call(code, frame)) is not None:
+            self.recorder.end_call(call)
+        elif (activation := self._current(code, frame)) is not None:
+            self.recorder.end(activation, frame, has_returned=True, result=result)
 
-    def _on_return(self, code: Any, _offset: int, result: Any) -> None:
-        self._end(code, result=result)
+    def _on_unwind(self, code: Any, frame: Any, error: BaseException) -> None:
+        if self._codes.get(id(code), _UNKNOWN)[1] is None:
+            return
+        if (call := self._current_call(code, frame)) is not None:
+            self.recorder.end_call(call, values.type_name(type(error)))
+        elif (activation := self._current(code, frame)) is not None:
+            self.recorder.end(activation, frame, has_returned=False)
 
-    def _on_unwind(self, code: Any, _offset: int, error: BaseException) -> None:
-        if id(code) in self._codes and self._codes[id(code)][1] is not None:
-            self._end(code, error=error)
+    def _on_yield(self, code: Any, frame: Any, _result: Any) -> None:
+        if (call := self._current_call(code, frame)) is not None:
+            self.recorder.end_call(call)
+        elif (activation := self._current(code, frame)) is not None:
+            if len(self._suspended) >= _CODES_LIMIT:
+                self._suspended.clear()
+            self._suspended[id(frame)] = activation
+            self.recorder.suspend(activation)
 
-    def _end(self, code: Any, *, result: Any = None, error: BaseException | None = None) -> None:
-        try:
-            frame = sys._getframe(2)
-            call = self._current_call(code, frame)
-            if call is not None:
-                self.recorder.end_call(call, "" if error is None else values.type_name(type(error)))
-                return
-            activation = self._current(code, frame)
-            if activation is not None:
-                self.recorder.end(activation, frame, has_returned=error is None, result=result)
-        except Exception as failure:
-            self.recorder.fail(failure)
-
-    def _on_yield(self, code: Any, _offset: int, _result: Any) -> None:
-        try:
-            frame = sys._getframe(1)
-            call = self._current_call(code, frame)
-            if call is not None:
-                self.recorder.end_call(call)
-                return
-            activation = self._current(code, frame)
-            if activation is not None:
-                if len(self._suspended) >= _CODES_LIMIT:
-                    self._suspended.clear()
-                self._suspended[id(frame)] = activation
-                self.recorder.suspend(activation)
-        except Exception as error:
-            self.recorder.fail(error)
-
-    def _on_resume(self, code: Any, _offset: int) -> None:
-        try:
-            self._resume(code, sys._getframe(1))
-        except Exception as error:
-            self.recorder.fail(error)
-
-    def _on_throw(self, code: Any, _offset: int, _error: BaseException) -> None:
-        try:
-            if id(code) in self._codes:
-                self._resume(code, sys._getframe(1))
-        except Exception as error:
-            self.recorder.fail(error)
-
-    def _resume(self, code: Any, frame: Any) -> None:
+    def _on_resume(self, code: Any, frame: Any, _detail: object) -> None:
         activation = self._suspended.pop(id(frame), None)
         if activation is not None and activation.code.code is code and activation.epoch == self.recorder.epoch:
             self.recorder.resume(activation)
 
-    def _on_raise(self, code: Any, _offset: int, error: BaseException) -> None:
-        try:
-            entry = self._codes.get(id(code))
-            if entry is not None and type(entry[1]) is OwnCode:
-                activation = self._current(code, sys._getframe(1))
-                if activation is not None:
-                    self.recorder.raised(activation, error)
-        except Exception as failure:
-            self.recorder.fail(failure)
+    def _on_raise(self, code: Any, frame: Any, error: BaseException) -> None:
+        if type(self._codes.get(id(code), _UNKNOWN)[1]) is OwnCode:
+            activation = self._current(code, frame)
+            if activation is not None:
+                self.recorder.raised(activation, error)
 
     def _current(self, code: Any, frame: Any) -> Activation | None:
         """Return the activation of a frame. Activations above it have ended without an event and are dropped."""

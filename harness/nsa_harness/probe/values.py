@@ -17,7 +17,7 @@ import struct
 import sys
 import types
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from .lengths import attribute_returned
@@ -147,21 +147,6 @@ def path_of(node: ast.AST) -> Path | None:
     if is_length and len(node.args) == 1 and (base := path_of(node.args[0])) is not None:  # type: ignore[attr-defined]
         return Path(f"len({base.name})", base.root, (*base.steps, ("length", None)))
     return None
-
-
-def read_expressions(frame: Any, expressions: Sequence[str]) -> list[tuple[str, Value]]:
-    """Return the values of expressions in a frame. What is missing there or may run code is left out."""
-    values = []
-    local, shared = frame_variables(frame)
-    for expression in expressions:
-        try:
-            path = path_of(ast.parse(expression, mode="eval").body)
-        except (SyntaxError, ValueError):
-            continue
-        found = MISSING if path is None else path.find(local, shared)
-        if found is not MISSING:
-            values.append((expression, read(found)))
-    return values
 
 
 def _locals_type() -> type:

@@ -14,7 +14,6 @@ from nsa_harness.core.experiment.trial import FAILED_STATUSES, failure_signature
 from nsa_harness.core.recording.explanation import Candidate, Explanation, OriginKind
 from nsa_harness.core.report import Outcome, Place, Ranks, Status
 
-MAX_RECORDED = 2  # recorded runs, until one fails as the first run did
 MAX_EXPERIMENTS = 4
 MAX_OTHER_CANDIDATES = 2  # candidates that are shown besides the one that counts as the origin
 

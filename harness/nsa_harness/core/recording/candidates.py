@@ -100,18 +100,20 @@ class Candidates:
         return all(trace.activations[activation].ended for _, roots in trace.roots for activation in roots)
 
     def _first_differences(self) -> Iterator[Named]:
-        """Yield the statements that made the first differences in a run that ended."""
-        for other in dict.fromkeys((1, len(self.traces) - 1)):
-            pair = (0, other)
+        """Yield the statements that made the first differences in a run that ended.
+
+        The batches of a loop come last, because every rank has its own.
+        """
+        data: list[Named] = []
+        for pair in self._outer_pairs():
             for step in first_differences(self.alignment, pair):
-                kind = kind_of(step, self.traces, pair, self.statements)
+                kind = self._kind(step, pair)
                 if kind not in _USUAL:
-                    place = self.traces[pair[0]].place(step.execution[1])
-                    candidate = self._of_step(step, kind, pair, (self.traces[other].rank,))
-                    (data if isinstance(self.statements.at(place), ast.For) else found).append(
-                        (Clue.OWN_NUMBER, candidate)
-                    )
-        yield from found
+                    named = Clue.OWN_NUMBER, self._of_step(step, kind, pair, self._ranks(pair[1:]))
+                    if isinstance(self._statement_of(step, pair), ast.For):
+                        data.append(named)
+                    else:
+                        yield named
         yield from ((clue, candidate) for clue, candidate in self._new_partings() if clue is not Clue.ROLE)
         yield from data
 
@@ -120,15 +122,18 @@ class Candidates:
 
         An experiment changes all hashes at once, so it proves the origin only if there is one.
         """
-        for other in dict.fromkeys((1, len(self.traces) - 1)):
-            pair = (0, other)
+        for pair in self._outer_pairs():
             steps = [*first_differences(self.alignment, pair), *extra_draws(self.alignment, pair)]
-            kinds = [kind_of(step, self.traces, pair, self.statements) for step in steps]
+            kinds = [self._kind(step, pair) for step in steps]
             for step, kind in zip(steps, kinds, strict=True):
                 if kind in _BY_CHANCE:
-                    candidate = self._of_step(step, kind, pair, (self.traces[other].rank,))
+                    candidate = self._of_step(step, kind, pair, self._ranks(pair[1:]))
                     is_one = kind is not OriginKind.HASH_ORDER or kinds.count(kind) == 1
                     yield replace(candidate, chain=(), is_provable=candidate.is_provable and is_one)
+
+    def _outer_pairs(self) -> list[Pair]:
+        """Return the pairs of the first trace with the second and with the last one."""
+        return [(0, other) for other in dict.fromkeys((1, len(self.traces) - 1))]
 
     # Exceptions.
 
@@ -177,7 +182,7 @@ class Candidates:
             return False
         elif not named:
             return names_rank(self.statements.header(place))
-        is_of_rank = all(kind_of(step, self.traces, pair, self.statements) in _BORING for step in named)
+        is_of_rank = all(self._kind(step, pair) in _BORING for step in named)
         return is_of_rank and (len(calls) > 1 or self._tells_ranks(row, pair))
 
     def _tells_ranks(self, row: Row, pair: Pair) -> bool:
@@ -290,7 +295,7 @@ class Candidates:
         if sum(item is not None for item in raised) == 1:
             kind = OriginKind.EXCEPTION
         elif origin := next((step for step in steps if step.is_origin or step.is_leak), None):
-            kind = kind_of(origin, self.traces, judged.pair, self.statements)
+            kind = self._kind(origin, judged.pair)
         ranks = self._ranks(judged.minority)
         at_division = self._candidate(number, execution, kind, ranks, row=judged.row)
         is_open = kind in (OriginKind.UNKNOWN, OriginKind.CALL, OriginKind.MISSING_REDUCTION)
@@ -323,9 +328,9 @@ class Candidates:
         places: dict[Place, Step] = {}
         for step in steps:
             if not step.is_update and not self._only_returns(step, pair):
-                places.setdefault(self.traces[pair[step.execution[0]]].place(step.execution[1]), step)
+                places.setdefault(self._place_of(step, pair), step)
         found, steps = steps, tuple(places.values())
-        kinds = {step: kind_of(step, self.traces, pair, self.statements) for step in steps}
+        kinds = {step: self._kind(step, pair) for step in steps}
         names = {step: step.name for step in steps}
         for step in steps:
             if kinds[step] is OriginKind.UNKNOWN and (name := self._own_data(step, pair)) is not None:
@@ -334,7 +339,7 @@ class Candidates:
         drifts = [step for step in steps if step.is_origin and kinds[step] is OriginKind.RANDOM]
         nearest = [step for step in steps if kinds[step] not in _BORING and not step.is_object]
         origins = [step for step in nearest if step.is_origin]
-        choices = [step for step in steps if step.is_parting and self._is_choice(step, pair)]
+        choices = [s for s in steps if s.is_parting and isinstance(self._statement_of(s, pair), ast.If | ast.Try)]
         own = [step for step in steps if kinds[step] in _BORING and not step.is_object]
         for clue, found in (
             (Clue.LEAK, [step for step in leaks[:1] if step.distance < 2 or step.name.startswith("generator:")]),
@@ -359,19 +364,57 @@ class Candidates:
                 rank = self.traces[number].rank
                 yield Clue.FILE_CHANGED, self._candidate(number, change, OriginKind.OTHER_RANKS_FILE, (rank,))
 
-    def _is_choice(self, step: Step, pair: Pair) -> bool:
+    def _own_data(self, step: Step, pair: Pair) -> str | None:
+        """Return the number by which a statement decides or that it returns, "" if tensors decide, or None."""
+        first, second = step.executions
+        if step.name or first is None or second is None:
+            return None
+        statement = self._statement_of(step, pair)
+        if not isinstance(statement, ast.If | ast.Return):
+            return None
+        if (values := self._decisive_number([step], pair)) is not None:
+            return values.name
+        names = Slicer(self.alignment, pair).inputs((first, second))
+        reads = dict(self.traces[pair[0]].executions[first].reads)
+        is_by_tensors = names and all(name in reads and reads[name].type == "Tensor" for name in names)
+        return "" if is_by_tensors and isinstance(statement, ast.If) else None
+
+    def _kind(self, step: Step, pair: Pair) -> OriginKind:
+        return kind_of(step, self.traces, pair, self.statements)
+
+    def _place_of(self, step: Step, pair: Pair) -> Place:
         side, execution = step.execution
-        return isinstance(self.statements.at(self.traces[pair[side]].place(execution)), ast.If | ast.Try)
+        return self.traces[pair[side]].place(execution)
+
+    def _statement_of(self, step: Step, pair: Pair) -> ast.AST | None:
+        return self.statements.at(self._place_of(step, pair))
+
+    def _is_effect(self, step: Step, steps: Sequence[Step], pair: Pair) -> bool:
+        """Return whether the difference in a step can come from more than the number and the data of a rank.
+
+        `steps`: the whole slice. A number that differs before the step, or an earlier difference of another kind, makes
+        the step an effect. A random draw is one only after a leak. What depends on the number of the rank is data of
+        the rank, which rightly differ, unless only numbers lead from there to the division.
+        """
+        place, kind = self._place_of(step, pair), self._kind(step, pair)
+        if kind is OriginKind.RANK and any(at.name and self._decisive_number([at], pair) is None for at in _uses(step)):
+            return True
+        for other in steps:
+            if other.executions == step.executions or not any(at.executions == step.executions for at in _uses(other)):
+                continue
+            if other.is_leak or (kind is not OriginKind.RANDOM and self._kind(other, pair) not in _OWN_DATA):
+                return True
+            is_near = _near(place, self._place_of(other, pair))
+            if kind is not OriginKind.RANDOM and not is_near and self._decisive_number([other], pair) is not None:
+                return True
+        return False
 
     def _only_returns(self, step: Step, pair: Pair) -> bool:
         """Return whether the step is a `return` of a name within the program, where nothing is decided."""
-        side, execution = step.execution
-        statement = self.statements.at(self.traces[pair[side]].place(execution))
-        return (
-            step.distance > 0
-            and isinstance(statement, ast.Return)
-            and isinstance(statement.value, ast.Name | ast.Constant | None)
-        )
+        match self._statement_of(step, pair):
+            case ast.Return(value=ast.Name() | ast.Constant() | None):
+                return step.distance > 0
+        return False
 
     def _of_step(self, step: Step, kind: OriginKind, pair: Pair, ranks: tuple[int, ...]) -> Candidate:
         side, execution = step.execution
@@ -381,12 +424,9 @@ class Candidates:
         caller = self._caller(step, pair) if step.is_leak else None
         row = self.alignment.row_of[pair[side]][execution]
         chain: list[tuple[Place, str]] = []
-        follower: Step | None = step
-        while follower is not None:
-            place = self.traces[pair[follower.execution[0]]].place(follower.execution[1])
-            if not chain or chain[-1] != (place, follower.name):
-                chain.append((place, follower.name))
-            follower = follower.previous
+        for follower in (step, *_uses(step)):
+            if (link := (self._place_of(follower, pair), follower.name)) not in chain[-1:]:
+                chain.append(link)
         candidate = self._candidate(
             pair[side],
             execution,
@@ -420,7 +460,7 @@ class Candidates:
             return False  # such as a file, which differs for a reason that no value shows
         named = [cause for cause in slicer.slice(parting[0]) if cause.name and not cause.is_object]
         if named:
-            return all(kind_of(cause, self.traces, pair, self.statements) in _BORING for cause in named)
+            return all(self._kind(cause, pair) in _BORING for cause in named)
         return names_rank(header) or _LOGS.search(header) is not None
 
     def _caller(self, step: Step, pair: Pair) -> int | None:
@@ -441,8 +481,7 @@ class Candidates:
 
     def _alone(self, number: int, execution: int) -> int:
         """Return the innermost execution around this one whose statement no other rank ever executed, or this one."""
-        others = set().union(*(lines for other, lines in enumerate(self._ran) if other != number))
-        trace = self.traces[number]
+        others, trace = self._ran_elsewhere(number), self.traces[number]
         around = (execution, *trace.outer(execution))
         return next((e for e in around if self._line(trace, e) not in others), execution)
 
@@ -450,11 +489,10 @@ class Candidates:
 
     def _ran_alone(self) -> Iterator[Named]:
         """Yield the latest statements that only one rank ever executed, and the statement that led to them."""
-        ran = self._ran
         latest: tuple[float, int, int] | None = None
         for number, trace in enumerate(self.traces):
-            others = set().union(*(lines for other, lines in enumerate(ran) if other != number))
-            alone = sorted(execution for line, execution in ran[number].items() if line not in others)
+            others = self._ran_elsewhere(number)
+            alone = sorted(execution for line, execution in self._ran[number].items() if line not in others)
             if alone:
                 start = alone[-1]
                 for execution in reversed(alone[:-1]):
@@ -479,6 +517,10 @@ class Candidates:
             for trace in self.traces
         ]
 
+    def _ran_elsewhere(self, number: int) -> set[tuple[str, int]]:
+        """Return the statements that the other traces executed."""
+        return set().union(*(lines for other, lines in enumerate(self._ran) if other != number))
+
     def _line(self, trace: Trace, execution: int) -> tuple[str, int]:
         return trace.activations[trace.activation_of[execution]].file, trace.executions[execution].line
 
@@ -493,7 +535,7 @@ class Candidates:
                     continue
                 yield Clue.END, self._candidate(number, execution, OriginKind.UNKNOWN, (trace.rank,))
                 steps = self._slicer(pair).behind(execution)
-                kinds = {step: kind_of(step, self.traces, pair, self.statements) for step in steps}
+                kinds = {step: self._kind(step, pair) for step in steps}
                 found = [step for step in steps if kinds[step] not in _BORING]
                 sources = [step for step in found if kinds[step] in _SOURCES]
                 for clue, made in (Clue.SOURCE, sources[:1]), (Clue.NEAR, found[:2]):

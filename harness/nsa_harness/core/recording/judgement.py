@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -31,7 +30,6 @@ class ExperimentEvent:
     kind: EventKind
     rank: int
     occurrence: int  # number of the execution of the statement, from 1
-    count: int  # number of events of this kind so far, because not every event is written
     reason: str = ""  # code of the reason why the change was refused
 
 
@@ -40,9 +38,7 @@ class Judgement:
     """The result of one experiment."""
 
     result: ExperimentResult
-    changed: tuple[tuple[int, int], ...]  # ranks, and how often a value or decision was changed
     refused: tuple[tuple[int, str], ...]  # ranks, and why a change was refused there
-    iterations: tuple[tuple[int, int], ...]  # ranks, and how far past the point each of them got
     next_place: Place | None = None  # where the ranks parted or stopped after the point
 
 
@@ -54,7 +50,6 @@ def read_events(records: Iterable[Mapping[str, Any]]) -> Iterator[ExperimentEven
                 kind=EventKind(fields["event"]),
                 rank=int(fields["rank"]),
                 occurrence=int(fields["occurrence"]),
-                count=int(fields["count"]),
                 reason=str(fields.get("reason") or "")[:200],
             )
         except (ValueError, KeyError, TypeError, OverflowError):
@@ -79,19 +74,16 @@ def judge_experiment(
     """
     progress = _progress(explanation, before, after)
     is_past = passed or (bool(progress) and all(steps >= ITERATIONS for steps in progress.values()))
-    changes = [event.occurrence for event in events if event.kind is EventKind.CHANGED]
-    changed = _counts(events, EventKind.CHANGED)
-    if is_past and planned.kind is ExperimentKind.UNDO_LEAK and {rank for rank, _ in changed} >= {*progress}:
+    changes = [event for event in events if event.kind is EventKind.CHANGED]
+    if is_past and planned.kind is ExperimentKind.UNDO_LEAK and {event.rank for event in changes} >= {*progress}:
         result = ExperimentResult.INCONCLUSIVE  # every rank makes the call, so none of them is an extra call
     elif is_past:
-        result = _success(planned, changes, explanation)
+        result = _success(planned, [event.occurrence for event in changes], explanation)
     else:
         result = _failure(events, explanation, new_explanation, progress)
     return Judgement(
         result=result,
-        changed=changed,
         refused=tuple(sorted({(event.rank, event.reason) for event in events if event.kind is EventKind.REFUSED})),
-        iterations=tuple(sorted(progress.items())),
         next_place=None if passed or new_explanation is None else _stop(new_explanation),
     )
 
@@ -173,14 +165,6 @@ def _executions(recording: RankRecording) -> Iterator[tuple[Activation, Executio
 def _ran_to_its_end(recording: RankRecording) -> bool:
     activations = recording.threads[0].activations if recording.threads else []
     return bool(activations) and activations[-1].ended and activations[-1].returned is not None
-
-
-def _counts(events: Sequence[ExperimentEvent], kind: EventKind) -> tuple[tuple[int, int], ...]:
-    counts: Counter[int] = Counter()
-    for event in events:
-        if event.kind is kind:
-            counts[event.rank] = max(counts[event.rank], event.count)
-    return tuple(sorted(counts.items()))
 
 
 def _position(place: Place) -> tuple[str | None, int | None]:

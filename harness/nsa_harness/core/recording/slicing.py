@@ -87,7 +87,7 @@ class Slicer:
             executions = self.both(0, definition)
             if executions is None:
                 waiting.extend((definition, other) for other, _ in trace.executions[definition].reads)
-            elif written_differently(*(self._trace(side).executions[executions[side]] for side in (0, 1))):
+            elif written_differently(*self._recorded(executions)):
                 causes = self._causes(executions)
                 steps.append(step := Step(executions, name, None, 0, is_origin=not causes))
                 self._search([(cause, other, step) for cause, other in causes], steps, visited)
@@ -111,18 +111,12 @@ class Slicer:
 
     def _made(self, executions: Executions, previous: Step | None) -> Iterator[tuple[Executions, Step]]:
         """Yield the statements that made the objects which these executions use and which cannot be compared."""
-        first, second = (
-            dict(definitions.trace.executions[execution].reads)
-            for definitions, execution in zip(self._definitions, executions, strict=True)
-        )
+        first, second = (dict(execution.reads) for execution in self._recorded(executions))
         names = [name for name, value in first.items() if value.identity and not value.text and name in second]
         for name in names:
             if name in ("self", "cls") or any(other.startswith(name + ".") for other in names):
                 continue
-            ours, theirs = (
-                definitions.of(execution, name)
-                for definitions, execution in zip(self._definitions, executions, strict=True)
-            )
+            ours, theirs = self._defined(executions, name)
             if ours is not None and theirs is not None and self.both(0, ours) == (ours, theirs):
                 distance = 0 if previous is None else previous.distance + 1
                 step = Step((ours, theirs), name, previous, distance, is_object=True)
@@ -134,10 +128,7 @@ class Slicer:
 
     def inputs(self, executions: Executions) -> list[str]:
         """Return the names that these executions read, whose values differ."""
-        first, second = (
-            dict(definitions.trace.executions[execution].reads)
-            for definitions, execution in zip(self._definitions, executions, strict=True)
-        )
+        first, second = (dict(execution.reads) for execution in self._recorded(executions))
         names = [name for name, value in first.items() if name in second and differs(value, second[name])]
         # The whole of "a.b" differs if only a part of it does. The part says more.
         names = [name for name in names if not any(other.startswith(name + ".") for other in names)]
@@ -180,6 +171,13 @@ class Slicer:
     def _trace(self, side: int) -> Trace:
         return self._definitions[side].trace
 
+    def _recorded(self, executions: Executions) -> list[Execution]:
+        return [self._trace(side).executions[execution] for side, execution in enumerate(executions)]
+
+    def _defined(self, executions: Executions, name: str) -> list[int | None]:
+        """Return the last execution of each rank that defined the name before it was read here."""
+        return [self._definitions[side].of(execution, name) for side, execution in enumerate(executions)]
+
     def _calls(self, executions: Executions) -> Iterator[tuple[int, int]]:
         counts: defaultdict[object, int] = defaultdict(int)
         theirs: dict[object, int] = {}
@@ -196,8 +194,7 @@ class Slicer:
 
     def _drifted(self, executions: Executions) -> list[str]:
         first, second = (
-            {generator: before for generator, before, _ in definitions.trace.executions[execution].draws}
-            for definitions, execution in zip(self._definitions, executions, strict=True)
+            {generator: before for generator, before, _ in execution.draws} for execution in self._recorded(executions)
         )
         return [_GENERATOR + name for name, state in first.items() if name in second and state != second[name]]
 
@@ -210,10 +207,7 @@ class Slicer:
             causes = self._causes(executions)
             yield Step(executions, "", previous, distance, is_origin=not causes, is_parting=True), causes
             return
-        found = [
-            definitions.of(execution, name)
-            for definitions, execution in zip(self._definitions, executions, strict=True)
-        ]
+        found = self._defined(executions, name)
         if self._definitions[0].is_object(executions[0], name):
             mutation = self._mutation(executions, name)
             found = list(mutation) if mutation is not None else found
@@ -314,10 +308,7 @@ class Slicer:
 
     def _mutation(self, executions: Executions, name: str) -> tuple[int | None, int | None] | None:
         """Return the execution that made the content of an object differ, or None if it is not known."""
-        identities = [
-            definitions.value(execution, name).identity
-            for definitions, execution in zip(self._definitions, executions, strict=True)
-        ]
+        identities = [self._definitions[side].value(at, name).identity for side, at in enumerate(executions)]
         if not all(identities):
             return None
         for event, value, is_write in self._definitions[0].events(identities[0], executions[0]):
