@@ -24,6 +24,7 @@ from nsa_harness.core.evidence.host import Process
 from nsa_harness.core.experiment.diagnostic_rerun import recording_change
 from nsa_harness.core.experiment.trial import Trial, make_trial
 from nsa_harness.core.experiment.why import (
+    HAS_ORIGIN,
     MAX_EXPERIMENTS,
     SUCCESSES,
     FirstAnswer,
@@ -77,16 +78,7 @@ from nsa_harness.supervisor.storage.sources import stored_sources, text_as_launc
 from nsa_harness.texts import why as texts
 from nsa_harness.texts import words
 
-_EXIT = {
-    WhyResult.CERTAIN: 0,
-    WhyResult.DECISION: 0,
-    WhyResult.LIKELY: 0,
-    WhyResult.FIRST_LINE: 0,
-    WhyResult.NOT_EXPLAINED: 1,
-    WhyResult.PASSED: 125,
-    WhyResult.OTHERWISE: 125,
-    WhyResult.UNDECIDED: 125,
-}
+_EXIT = {**dict.fromkeys((*HAS_ORIGIN, WhyResult.FIRST_LINE), 0), WhyResult.NOT_EXPLAINED: 1}  # otherwise 125
 _PROOFS = {
     ExperimentResult.FAILED: Proof.DROPPED,
     ExperimentResult.SECOND_CAUSE: Proof.SECOND_CAUSE,
@@ -486,7 +478,7 @@ class _Inquiry:
             self.report = replace(self.report, notes=(*self.report.notes, note))
         self._write()
         session.write_documents(self.experiment.outcomes, plan=self.configs)
-        code = INTERRUPTED if session.interrupted else _EXIT[self.report.result]
+        code = INTERRUPTED if session.interrupted else _EXIT.get(self.report.result, 125)
         done = {"event": "done", "scenario": self.report.scenario, "why": why_values(self.report)}
         session.stream({**done, "exit_code": code, "run_dir": str(session.run.path)})
         self.folder.write(ended=not is_unfinished)

@@ -319,17 +319,17 @@ def _for_lines(code: types.CodeType) -> Iterator[int | None]:
             yield line
 
 
-def generator_states(names: Sequence[str]) -> dict[str, Any]:
-    """Return the state of each named generator ("torch", "random", "numpy") as builtin types."""
+def generator_states() -> dict[str, Any]:
+    """Return the state of the default generators of torch, `random` and numpy as builtin types."""
     states: dict[str, Any] = {}
     torch: Any = sys.modules.get("torch")
     numpy_random: Any = sys.modules.get("numpy.random")
-    if "random" in names and "random" in sys.modules:
+    if "random" in sys.modules:
         states["random"] = sys.modules["random"].getstate()
-    if "numpy" in names and numpy_random is not None:
+    if numpy_random is not None:
         kind, keys, *rest = numpy_random.get_state()
         states["numpy"] = (kind, keys.tolist(), *rest)
-    if "torch" in names and hasattr(torch, "get_rng_state"):
+    if hasattr(torch, "get_rng_state"):
         with TorchOnly():
             states["torch"] = bytes(torch.default_generator.get_state().tolist())
     return states

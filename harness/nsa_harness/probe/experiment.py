@@ -47,7 +47,6 @@ _POLL_S = 0.002
 _MAX_PUBLISHED = 20_000
 _MAX_LINES = 200  # of the record file; afterwards only every 100th event is written
 _MAX_KEPT = 1000
-_GENERATORS = ("torch", "random", "numpy")
 
 
 class Experiment:
@@ -187,12 +186,12 @@ class Experiment:
         Only generators that the statement itself uses count as changed, because any other generator makes no difference
         to it.
         """
-        before = generator_states(_GENERATORS)
+        before = generator_states()
         shared = {} if self._is_after else self._shared_states(before, occurrence)
-        now = generator_states(_GENERATORS)
+        now = generator_states()
 
         def finish(_frame: FrameType, _line: int) -> int:
-            after = generator_states(_GENERATORS)
+            after = generator_states()
             used = {name: state for name, state in after.items() if now.get(name) != state}
             changed = self._shared_states(used, occurrence) if self._is_after else shared
             names = sorted(set(changed) & set(used))
@@ -224,7 +223,7 @@ class Experiment:
             saved: list[Any] = []
             running.append(saved)
             if self._is_extra_draw:
-                saved.append(generator_states(_GENERATORS))
+                saved.append(generator_states())
             self._wait_for_next(frame, lambda *_: self._restore(running, saved, occurrence))
         if place == self._at and running and not running[-1] and not self._is_extra_draw:
             try:
@@ -247,7 +246,7 @@ class Experiment:
         if not saved:
             return 0
         if self._is_extra_draw:
-            states = generator_states(_GENERATORS)
+            states = generator_states()
             changed = {name: state for name, state in saved[0].items() if states[name] != state}
             set_generator_states(changed)
             self._log.note("changed" if changed else "equal", occurrence, "", None, ",".join(sorted(changed)) or None)

@@ -18,8 +18,9 @@ from typing import Any
 
 from .. import protocol
 from . import values
+from .coverage import is_program
 from .patches import TroubleLog
-from .places import STANDARD_LIBRARY, is_own
+from .places import STANDARD_LIBRARY
 from .record_file import RecordFile, thread_name
 from .recorder_calls import Arguments, operation_of
 from .recorder_statements import SOURCE_LIMIT, Statement, statements_of
@@ -149,9 +150,7 @@ class Recorder:
         file = code.co_filename
         if file.startswith(self._foreign) or code.co_name in _NESTED:
             return None
-        torch = sys.modules.get("torch")
-        prefix = os.path.dirname(getattr(torch, "__file__", None) or "") if torch is not None else ""
-        if (prefix and file.startswith(prefix + os.sep)) or not is_own(file, self._foreign):
+        if not is_program(file):
             return operation_of(code) or None
         source = self._files.get(file)
         if source is None:

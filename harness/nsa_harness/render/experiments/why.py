@@ -119,12 +119,10 @@ def _path_lines(rows: list[tuple[str, str, str]], width: int) -> Iterator[str]:
     sources = [words.middle(source, _SOURCE_COLUMNS) for _, source, _ in rows]
     column = max(map(len, sources), default=0)
     for (name, _, remark), source in zip(rows, sources, strict=True):
-        line = (
-            f"  {name:<{longest}}  {source:<{column}}".rstrip()
-            if not remark
-            else f"  {name:<{longest}}  {source:<{column}}"
+        line = f"  {name:<{longest}}  {source:<{column}}"
+        yield from beside_or_below(
+            line if remark else line.rstrip(), f"   {remark}" if remark else "", width, " " * (longest + 6)
         )
-        yield from beside_or_below(line, f"   {remark}" if remark else "", width, " " * (longest + 6))
 
 
 def headline(report: WhyReport) -> str:
