@@ -80,7 +80,7 @@ def _explained(home: Path, stored: Mapping[str, Any], reports: Path, python: str
     with scratch(program.parent) as place:
         command = [
             harness(), "run", "--script", program.name, f"--ranks={stored['ranks']}", f"--out={reports.resolve()}",
-            *interpreter, "limits.deadline_s=300", "--", *stored["args"],
+            *interpreter, "limits.deadline_s=420", "--", *stored["args"],
         ]  # fmt: skip
         first = place.ran(command, LIMIT_S, OMP_NUM_THREADS="1")
         report = _only(reports.resolve(), "*/report.json")

@@ -108,8 +108,9 @@ def test_only_an_experiment_on_the_origin_makes_the_answer_certain(
         (ended(HANG, "uneven_inputs", 4, (0,)), RunResult.SAME),
         (ended(HANG, "lock_cycle", 4), RunResult.SAME),
         (ended(HANG, "lock_cycle", 4, (0,)), RunResult.OTHERWISE),
-        (ended(FAIL), RunResult.SAME),  # at the same line
-        (ended(FAIL, "uneven_inputs", 4), RunResult.OTHERWISE),
+        (ended(FAIL), RunResult.OTHERWISE),
+        (ended(FAIL, "slow"), RunResult.SAME),  # at the same line
+        (ended(FAIL, "slow", 4), RunResult.OTHERWISE),
         (ended(ERROR), RunResult.UNJUDGED),
     ],
 )

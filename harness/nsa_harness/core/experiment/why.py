@@ -222,7 +222,7 @@ def fails_alike(first: Outcome, again: Outcome) -> bool:
     before, now = failure_signature(first), failure_signature(again)
     has_same_place = before.place is not None and before.place == now.place
     if before.verdict != now.verdict:
-        return has_same_place
+        return has_same_place and Cause.SLOW in (before.cause, now.cause)
     has_same_ranks = first.culprit is not None and again.culprit is not None
     has_same_ranks = has_same_ranks and first.culprit.ranks == again.culprit.ranks  # type: ignore[union-attr]
     return before.cause == now.cause or has_same_place or has_same_ranks
