@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from nsa_harness.core.report import MachineFacts, Outcome, Report, Status, counts, exit_code
@@ -70,16 +70,27 @@ class SkipReason:
 
 
 def night_summary(
-    reports: Sequence[JobReport], unread: Sequence[UnreadFile] = (), expected_jobs: Sequence[str] = ()
+    reports: Sequence[JobReport],
+    unread: Sequence[UnreadFile] = (),
+    expected_jobs: Sequence[str] = (),
+    may_fail: Collection[str] = (),
 ) -> NightSummary:
-    """Summarize all reports of a nightly CI run. `expected_jobs`: jobs that should have stored one, if known."""
+    """Summarize all reports of a nightly CI run.
+
+    `expected_jobs`: jobs that should have stored a report, if known. `may_fail`: jobs that never make the night red.
+    """
     by_job: dict[str, list[Report]] = {name: [] for name in expected_jobs}
     for item in reports:
         by_job.setdefault(item.job, []).append(item.report)
     jobs = [_job_summary(name, of_job) for name, of_job in by_job.items()]
     missing = tuple(job.job for job in jobs if not job.machines)
-    code = exit_code(_merge([item.report for item in reports]))
-    reasons = tuple(_reasons(jobs, missing, unread))
+    counted = [item.report for item in reports if item.job not in may_fail]
+    code = exit_code(_merge(counted)) if counted or not reports else 0
+    reasons = tuple(
+        _reasons(
+            [job for job in jobs if job.job not in may_fail], [job for job in missing if job not in may_fail], unread
+        )
+    )
     # A missing or unreadable report was not judged, even if all others passed.
     return NightSummary(
         jobs=tuple(jobs),

@@ -3,21 +3,31 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import asdict
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
 from typing import Any
 
 from nsa_harness.core.ci import JobSummary, NightSummary, skip_reasons, surprises
+from nsa_harness.core.comparison.history import Entry, FlakeRate
+from nsa_harness.core.comparison.nights import Failure, NightComparison, Nights
 from nsa_harness.core.report import Outcome, Status, counts
+from nsa_harness.render import answer
 from nsa_harness.render.documents.report_json import outcome_values
-from nsa_harness.render.text import escaped, markdown, markdown_code, markdown_prose, markdown_table
+from nsa_harness.render.text import escaped, markdown, markdown_code, markdown_fence, markdown_prose, markdown_table
+from nsa_harness.supervisor.storage.adapters import type_adapter
 from nsa_harness.texts import words
 
 SCHEMA = 1
+_ALL_GOOD = "every verdict is as expected"
+_MOST_CHANGES = 8  # differences of the surroundings in the text of an issue
 
 
-def ci_summary_json(summary: NightSummary) -> str:
-    """Return the summary as a JSON object."""
+def ci_summary_json(
+    summary: NightSummary, comparison: NightComparison | None = None, rows: Mapping[str, Any] | None = None
+) -> str:
+    """Return the summary as a JSON object. `rows`: for each job, its row in the matrix of the workflow."""
     summary = escaped(summary)
     values = {
         "schema": SCHEMA,
@@ -30,6 +40,7 @@ def ci_summary_json(summary: NightSummary) -> str:
         "skipped": [asdict(item) for item in skip_reasons(summary)],
         "missing": summary.missing,
         "unread": [asdict(item) for item in summary.unread],
+        **(_comparison_values(comparison, rows or {}) if comparison else {}),
     }
     return json.dumps(values, indent=1, allow_nan=False) + "\n"
 
@@ -51,16 +62,21 @@ def _brief(job: str, outcome: Outcome) -> dict[str, Any]:
     return {"job": job, "scenario": outcome.spec.scenario, "verdict": verdict.pop("status"), **verdict}
 
 
+_MAX_FENCE_BYTES = 4001
 MOST_BYTES = 1_000_000  # GitHub does not show a job summary that is larger than 1024 KiB
 
 
-def ci_summary_md(summary: NightSummary) -> str:
-    """Return the summary as Markdown, failures first. Its heading is RED if the exit code is not 0, else GREEN."""
+def ci_summary_md(summary: NightSummary, comparison: NightComparison | None = None, ci_run: str = "") -> str:
+    """Return the summary as Markdown, failures first. Its heading is RED if the exit code is not 0, else GREEN.
+
+    `comparison`: with earlier nights. `ci_run`: the URL of the CI run, for the text of an issue.
+    """
     summary = escaped(summary)
     sections = (
         _heading(summary),
+        *(_comparison_sections(comparison, ci_run) if comparison else ()),
         _job_table(summary.jobs),
-        _unexpected_outcomes(summary),
+        _unexpected_outcomes(summary) if comparison is None else [],
         _missing_reports(summary),
         _skips(summary),
     )
@@ -73,13 +89,15 @@ def cut(text: str, limit_bytes: int = MOST_BYTES) -> str:
         return text
     lines = text.split("\n")
     note = "\n**Cut here:** {} more lines do not fit; `nsa-harness ci summary --out FILE DIR` writes all of them.\n"
-    remaining_bytes = limit_bytes - len(note.format(len(lines)).encode())
+    remaining_bytes = limit_bytes - _MAX_FENCE_BYTES - len(note.format(len(lines)).encode())
     first_lines: list[str] = []
     for line in lines:
         remaining_bytes -= len(line.encode()) + 1
         if remaining_bytes < 0:
             break
         first_lines.append(line)
+    fences = [line for line in first_lines if line.startswith("```")]
+    first_lines += [re.sub("[^`].*", "", fences[-1])] * (len(fences) % 2)  # a block of code must not contain the note
     return "\n".join(first_lines) + "\n" + note.format(len(lines) - len(first_lines))
 
 
@@ -88,8 +106,9 @@ def _heading(summary: NightSummary) -> list[str]:
     final = [outcome for _, outcome in summary.outcomes()]
     verdicts = " · ".join(f"{status.value} {number}" for status, number in counts(final).items())
     totals = f"{words.plural(len(final), 'verdict')} from {words.plural(len(summary.jobs), 'job')}"
+    good = "every job that counts is as expected" if any(job.is_red for job in summary.jobs) else _ALL_GOOD
     return [
-        f"# {color}: {', '.join(summary.reasons) or 'every verdict is as expected'}",
+        f"# {color}: {', '.join(summary.reasons) or good}",
         "",
         f"{totals}: {verdicts}. Exit code {summary.exit_code}.",
     ]
@@ -137,3 +156,165 @@ def _skips(summary: NightSummary) -> list[str]:
         for item in skip_reasons(summary)
     ]
     return ["## Skipped", "", *markdown_table(("scenario", "reason", "jobs"), rows)] if rows else []
+
+
+# The comparison with earlier nights.
+
+
+def _comparison_sections(comparison: NightComparison, ci_run: str) -> Iterator[list[str]]:
+    groups = {
+        "new": comparison.new, "flaky": comparison.flaky, "still failing": comparison.still, "fixed": comparison.fixed
+    }  # fmt: skip
+    counted = ", ".join(f"{len(group)} {name}" for name, group in groups.items())
+    since = f"Since the last night ({_time(comparison.last_night)})" if comparison.last_night else "No earlier night"
+    yield [f"{since}: {counted}."]
+    if comparison.new:
+        yield ["## New failures", "", "Each block is the text of an issue."]
+        for failure in comparison.new:
+            title = f"### {markdown(issue_title(failure))}"
+            yield [title, "", *markdown_fence(issue_text(failure, ci_run), "markdown")]
+    yield from _table_of(
+        "Flaky",
+        ("scenario", "job", "this night", "attempts not as expected"),
+        [
+            (
+                markdown(item.outcome.spec.scenario),
+                markdown(item.job),
+                markdown_prose(item.outcome.verdict.summary, in_table=True),
+                "unknown" if item.rate is None else f"{item.rate.bad} of {item.rate.runs} ({_percent(item.rate)})",
+            )
+            for item in comparison.flaky
+        ],
+    )
+    yield from _table_of(
+        "Still failing",
+        ("scenario", "jobs", "cause", "last good night"),
+        [(*_name_and_jobs(item), markdown(_tag(item.outcome)), markdown(_good(item))) for item in comparison.still],
+    )
+    yield from _table_of(
+        "Fixed",
+        ("scenario", "jobs", "this night"),
+        [(*_name_and_jobs(item), item.outcome.verdict.status.value) for item in comparison.fixed],
+    )
+
+
+def issue_title(failure: Failure) -> str:
+    """Return the title of an issue about a failure, such as "HANG in train: deadlock at train.py:12"."""
+    outcome = failure.outcome
+    place = words.place_name(outcome.culprit.place) if outcome.culprit and outcome.culprit.place else ""
+    return f"{_tag(outcome, f' in {outcome.spec.scenario}:')}{f' at {place}' if place else ''}".removesuffix(":")
+
+
+def issue_text(failure: Failure, ci_run: str) -> str:
+    """Return the text of an issue about a failure as Markdown."""
+    outcome = escaped(failure.outcome)
+    place = outcome.culprit.place if outcome.culprit else None
+    # The command of the report names a file on the machine of the CI job. A scenario with tags is in a file of its own.
+    repeat = f"nsa-harness run {shlex.quote(outcome.spec.scenario)}" if outcome.spec.tags else outcome.repeat_command
+    changed = [f"{name}: {before} -> {after}" for name, before, after in failure.changed]
+    if len(changed) > _MOST_CHANGES:
+        changed = [*changed[:_MOST_CHANGES], f"{len(changed) - _MOST_CHANGES} more"]
+    facts = {
+        "Title": markdown(issue_title(failure)),
+        "Place": markdown_code(f"{words.whole_place_name(place)} {place.function or ''}".strip()) if place else "",
+        "Jobs": markdown(", ".join(failure.jobs)),
+        "Repeat": markdown_code(repeat) if repeat else "",
+        "Last good night": markdown(_good(failure)),
+        "First bad night": markdown(f"commit {failure.commit}") if failure.commit else "",
+        "Changed since": markdown("; ".join(changed)),
+        "CI run": ci_run,
+    }
+    title, *others = (f"{name}: {text}" for name, text in facts.items() if text)
+    summary = markdown_prose(answer.sentence(outcome.verdict.summary))
+    return "\n".join([title, "", summary, "", *(f"- {line}" for line in others)])
+
+
+def _tag(outcome: Outcome, middle: str = "") -> str:
+    return f"{outcome.verdict.status.value}{middle} {words.headline_tag(outcome)}".strip()
+
+
+def _good(failure: Failure) -> str:
+    good = failure.last_good
+    if good is None:
+        return "none is known"
+    return _time(good.run_id) + "".join(
+        f", commit {good.surroundings[key]}" for key in ("commit",) if key in good.surroundings
+    )
+
+
+def _time(run_id: str) -> str:
+    """Return the date and time in a run ID, such as "2026-11-28 14:05", or the run ID if it has none."""
+    found = re.match(r"(\d{4})(\d\d)(\d\d)T(\d\d)(\d\d)", run_id)
+    return "{}-{}-{} {}:{}".format(*found.groups()) if found else run_id
+
+
+def _percent(rate: FlakeRate) -> str:
+    low, high = rate.interval
+    return f"a rate between {low * 100:.0f} and {high * 100:.0f} %"
+
+
+def _name_and_jobs(failure: Failure) -> tuple[str, str]:
+    return markdown(failure.outcome.spec.scenario), markdown(", ".join(failure.jobs))
+
+
+def _table_of(heading: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[list[str]]:
+    if rows:
+        yield [f"## {heading}", "", *markdown_table(head, rows)]
+
+
+def _comparison_values(comparison: NightComparison, rows: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "last_night": comparison.last_night or None,
+        "new_failures": [
+            {
+                **_failure_values(failure),
+                "title": escaped(issue_title(failure)),
+                "good_commit": failure.good_commit or None,
+                "row": rows.get(failure.jobs[0]),
+            }
+            for failure in comparison.new
+        ],
+        "flaky": [
+            {"scenario": item.outcome.spec.scenario, "job": item.job, "rate": item.rate and asdict(item.rate)}
+            for item in comparison.flaky
+        ],
+        "still_failing": [_failure_values(failure) for failure in comparison.still],
+        "fixed": [_failure_values(failure) for failure in comparison.fixed],
+        "history": _history_values(comparison.nights),
+    }
+
+
+def _failure_values(failure: Failure) -> dict[str, Any]:
+    return {
+        "scenario": failure.outcome.spec.scenario,
+        "jobs": failure.jobs,
+        "verdict": failure.outcome.verdict.status,
+        "cause": failure.outcome.verdict.cause,
+        "last_good": failure.last_good and failure.last_good.run_id,
+    }
+
+
+def _history_values(nights: Nights) -> dict[str, Any]:
+    """Return the attempts of all nights. Their surroundings are stored once each, because few of them differ."""
+    numbers: dict[str, int] = {}
+    entries = [
+        {
+            "job": job,
+            **asdict(replace(entry, numbers={}, surroundings={})),
+            "surroundings": numbers.setdefault(json.dumps(dict(entry.surroundings)), len(numbers)),
+        }
+        for (job, _), group in nights.items()
+        for entry in group
+    ]
+    return {"entries": entries, "surroundings": [json.loads(text) for text in numbers]}
+
+
+def nights_from_json(text: str) -> Nights:
+    """Return the attempts of all nights from a summary as JSON. If it has none, an exception is raised."""
+    history = json.loads(text)["history"]
+    nights: dict[tuple[str, str], list[Entry]] = {}
+    for values in history["entries"]:
+        job, number = values.pop("job"), values.pop("surroundings")
+        entry = type_adapter(Entry).validate_python({**values, "surroundings": history["surroundings"][number]})
+        nights.setdefault((job, entry.scenario), []).append(entry)
+    return nights

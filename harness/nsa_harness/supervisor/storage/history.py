@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +20,7 @@ from nsa_harness.supervisor.storage.safe_directory import SafeDirectory
 
 INDEX = ".history.sqlite"
 _LAYOUT = 1
+DAMAGES = (OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError)  # raised for a damaged report
 _MAX_BYTES = 64 << 20
 _TABLES = """
 CREATE TABLE runs (run_id TEXT PRIMARY KEY, stamp TEXT NOT NULL, problem TEXT);
@@ -123,16 +124,22 @@ class History:
     def _add(self, run_id: str, path: Path, stamp: str) -> None:
         problem = None
         try:
-            rows = list(_rows(path))
+            rows = entries_of(path)
         except FileNotFoundError:
-            rows, problem = [], "no report; it is still running, or was ended before it was judged"
-        except (OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
-            rows, problem = [], f"{type(error).__name__}: {error}"
+            rows, problem = (), "no report; it is still running, or was ended before it was judged"
+        except DAMAGES as error:
+            rows, problem = (), f"{type(error).__name__}: {error}"
         self._connection.execute("INSERT INTO runs VALUES (?, ?, ?)", (run_id, stamp, problem))
         self._connection.executemany(
             "INSERT INTO entries VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            [(run_id, number, *row) for number, row in enumerate(rows)],
-        )
+            [
+                (
+                    run_id, number, row.directory, row.scenario, row.spec_hash, row.verdict, row.cause, row.expected,
+                    row.summary, json.dumps(dict(row.numbers)), json.dumps(dict(row.surroundings)),
+                )
+                for number, row in enumerate(rows)
+            ],
+        )  # fmt: skip
 
 
 def _is_locked(file: Path) -> bool:
@@ -156,16 +163,42 @@ def _stamp(report: Path) -> str:
     return f"{state.st_size} {state.st_mtime_ns} {state.st_ino}"
 
 
-def _rows(path: Path) -> Iterator[tuple[Any, ...]]:
+def entries_of(path: Path) -> tuple[Entry, ...]:
+    """Return the attempts in the stored run at `path`, without diagnostic reruns.
+
+    If the report is damaged, the exception is one of `DAMAGES`.
+    """
     run = RunDir(path)
     report = json.loads(run.directory.read_whole_file(run.report, _MAX_BYTES))
-    for outcome in report["outcomes"]:
-        numbers = {name: value for name, keys in _NUMBERS.items() if (value := _number(outcome, keys)) is not None}
-        yield (
-            str(outcome["dir"]), str(outcome["scenario"]), str(outcome["spec_hash"]), str(outcome["verdict"]),
-            outcome["cause"] and str(outcome["cause"]), bool(outcome["expected"]), str(outcome["summary"]),
-            json.dumps(numbers), json.dumps(_surroundings(run.directory, path / str(outcome["dir"]), report)),
-        )  # fmt: skip
+    outcomes = [one for one in report["outcomes"] if one["final"] or not one["detail"].get("deepening")]
+    return tuple(
+        Entry(
+            run_id=path.name,
+            directory=str(outcome["dir"]),
+            scenario=str(outcome["scenario"]),
+            spec_hash=str(outcome["spec_hash"]),
+            summary=str(outcome["summary"]),
+            numbers={name: value for name, keys in _NUMBERS.items() if (value := _number(outcome, keys)) is not None},
+            surroundings=_surroundings(run.directory, path / str(outcome["dir"]), report),
+            **_own_ending(outcome, outcomes),
+        )
+        for outcome in outcomes
+    )
+
+
+def _own_ending(outcome: Mapping[str, Any], outcomes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return how an attempt ended. The last attempt of a flaky scenario stores the verdict on all attempts instead.
+
+    This attempt ended as expected if another one with its own verdict did, or if no attempt with another verdict did.
+    """
+    own = outcome["detail"].get("own_status")
+    if own is None:
+        verdict, expected, cause = outcome["verdict"], outcome["expected"], outcome["cause"]
+    else:
+        others = [other for other in outcomes if other["scenario"] == outcome["scenario"] and other is not outcome]
+        alike = [other["expected"] for other in others if other["verdict"] == own]
+        verdict, expected, cause = own, alike[0] if alike else not any(other["expected"] for other in others), None
+    return {"verdict": str(verdict), "expected": bool(expected), "cause": cause and str(cause)}
 
 
 def _number(outcome: Mapping[str, Any], keys: tuple[str, ...]) -> float | None:

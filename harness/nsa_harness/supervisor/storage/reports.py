@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from nsa_harness.supervisor.storage.safe_directory import SafeDirectory
 
 MAX_REPORT_BYTES = 64 << 20  # the report of a thousand scenarios is far smaller
 _RUN_ID = re.compile(r"\d{8}T\d{6}-[0-9a-f]+|latest")
+SUMMARY = "summary.json"
 _REPORT, _RUN_RECORD = "report.json", "run.json"
 
 
@@ -57,22 +58,40 @@ def stored_reports(directories: Sequence[Path], expected_jobs: Sequence[str] = (
     return StoredReports(reports=tuple(reports.values()), unread=tuple(unread))
 
 
-def matrix_jobs(file: Path) -> tuple[str, ...] | UnreadFile:
-    """Return the job names in a CI workflow's matrix or in {"include": [...]}, or an unread file with the reason."""
+def summaries(directory: Path) -> StoredReports:
+    """Return the summary.json files of `ci summary` below a directory, and those that could not be read."""
+    texts = [
+        _report_text(SafeDirectory(directory), Path(path) / SUMMARY)
+        for path, _, files in os.walk(directory)
+        if SUMMARY in files
+    ]
+    return StoredReports(
+        reports=tuple(ReportText(job="", file=SUMMARY, text=text) for text in texts if isinstance(text, str)),
+        unread=tuple(text for text in texts if isinstance(text, UnreadFile)),
+    )
+
+
+def matrix_jobs(file: Path) -> dict[str, Mapping[str, Any]] | UnreadFile:
+    """Return each job in a CI workflow's matrix or in {"include": [...]}, with its row, or the reason why not."""
     text = _report_text(SafeDirectory(file.parent), file)
     if isinstance(text, UnreadFile):
         return text
     try:
         tree: Any = plain(parse_yaml(text, str(file)).root)  # type: ignore[arg-type]
         matrices = [job["strategy"]["matrix"] for job in tree.get("jobs", {}).values() if "strategy" in job] or [tree]
-        names = [entry["name"] for matrix in matrices for entry in matrix["include"]]
+        rows = {
+            entry["name"]: entry
+            for matrix in matrices
+            if "include" in matrix or matrix is tree
+            for entry in matrix["include"]
+        }
     except (KeyError, TypeError, AttributeError):
         return UnreadFile(
             file=str(file), why="not a workflow with a `matrix: include`, so missing jobs are not noticed"
         )
-    if not names or not all(isinstance(name, str) and name for name in names):
+    if not rows or not all(isinstance(name, str) and name for name in rows):
         return UnreadFile(file=str(file), why="names no job, so missing jobs are not noticed")
-    return tuple(names)
+    return rows
 
 
 def _runs(directory: Path, unread: list[UnreadFile]) -> Iterator[tuple[Path, bool]]:
