@@ -30,6 +30,7 @@ WORKFLOWS = sorted((REPOSITORY / ".github" / "workflows").glob("*.yml"))
 NIGHTLY = REPOSITORY / ".github" / "workflows" / "nightly-gpu.yml"
 # Steps that this test leaves out: they install packages, or change a setting of the machine.
 LEFT_OUT = {"Install", "Install without torch"}
+LEFT_OUT_OF_A_BISECTION = {"Install for the bisection"}
 PATH = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
 
 Tree = dict[str, Any]
@@ -103,9 +104,14 @@ def test_ci_runs_on_every_python_that_the_package_claims() -> None:
     assert project["requires-python"] == f">={claimed[0]}"
 
 
-def rows() -> list[Tree]:
+def all_rows() -> list[Tree]:
     entries: list[Tree] = workflow(NIGHTLY)["jobs"]["scenarios"]["strategy"]["matrix"]["include"]
     return entries
+
+
+def rows() -> list[Tree]:
+    """The rows of the full matrix, without those for flash-attn and for a nightly torch."""
+    return [row for row in all_rows() if not {"flash", "may_fail"} & set(row)]
 
 
 def test_a_row_of_the_nightly_is_a_job_for_each_shard_backend_torch_and_number_of_gpus() -> None:
@@ -118,12 +124,24 @@ def test_a_row_of_the_nightly_is_a_job_for_each_shard_backend_torch_and_number_o
         assert row["name"] == f"{backend}-{gpus}gpu-torch{torch}-{shard}"
     tested = [(row["gpus"], row["torch"], row["tests"]) for row in rows() if row["tests"]]
     assert tested == [(gpus, torch, ("gpu", "gpu or multi_gpu")[gpus - 1]) for gpus, torch in product((1, 2), torches)]
-    assert tuple(matrix_jobs(NIGHTLY)) == tuple(row["name"] for row in rows())
+    assert list(matrix_jobs(NIGHTLY)) == [row["name"] for row in all_rows()]
+
+
+def test_one_job_has_flash_attn_and_one_a_nightly_torch_that_may_fail() -> None:
+    flash, nightly = (row for row in all_rows() if row not in rows())
+    assert (flash["flash"], flash.get("may_fail"), "gpu" in flash["tests"]) == (True, None, True)
+    assert (nightly["torch"], nightly["may_fail"]) == ("nightly", True)
+    job = workflow(NIGHTLY)["jobs"]["scenarios"]
+    assert job["continue-on-error"] == "${{ matrix.may_fail || false }}"
+    (install,) = [step for step in job["steps"] if step.get("if") == "${{ matrix.flash }}"]
+    assert '-e ".[flash]"' in install["run"]
 
 
 def test_the_nightly_uses_the_keys_of_its_rows() -> None:
-    used = {name for found in expressions(workflow(NIGHTLY)) for name in re.findall(r"\bmatrix\.(\w+)", found)}
-    assert all(set(row) == used for row in rows())
+    tree = workflow(NIGHTLY)["jobs"]["scenarios"]
+    used = {name for found in expressions(tree) for name in re.findall(r"\bmatrix\.(\w+)", found)}
+    assert all(set(row) == used - {"flash", "may_fail"} for row in rows())
+    assert {name for row in all_rows() for name in row} == used
 
 
 @pytest.mark.parametrize("gpus", [1, 2])
@@ -149,7 +167,7 @@ def test_the_nightly_goes_on_after_a_failed_job_and_always_keeps_what_was_seen_a
     assert jobs["scenarios"]["strategy"]["fail-fast"] is False
     assert jobs["summary"]["if"] == "${{ always() }}"
     kept = [step for _, step in steps(NIGHTLY) if "upload-artifact" in step.get("uses", "")]
-    assert [step["if"] for step in kept] == ["${{ always() }}"] * 2
+    assert [step["if"] for step in kept] == ["${{ always() }}"] * 3
 
 
 def test_the_limits_of_the_steps_fit_into_that_of_the_job() -> None:
@@ -259,6 +277,7 @@ class Night:
     artifacts: dict[str, Path] = field(default_factory=dict)
     exits: dict[str, int] = field(default_factory=dict)  # of the step that ran last under each name
     said: dict[str, str] = field(default_factory=dict)
+    outputs: dict[str, str] = field(default_factory=dict)
     also_left_out: frozenset[str] = frozenset()
     left_out: set[str] = field(default_factory=set)
 
@@ -269,6 +288,14 @@ class Night:
         self._file("GITHUB_STEP_SUMMARY").unlink(missing_ok=True)
         self._job("summary", {})
         return self._file("GITHUB_STEP_SUMMARY").read_text()
+
+    def first_bad_commits(self) -> str:
+        """Run the bisections that the summary asked for, and return what they add to the summary."""
+        self._file("GITHUB_STEP_SUMMARY").unlink(missing_ok=True)
+        for row in json.loads(self.outputs["rows"]):
+            self._job("first-bad-commit", {"matrix": row})
+        summary = self._file("GITHUB_STEP_SUMMARY")
+        return summary.read_text() if summary.exists() else ""
 
     def _job(self, name: str, contexts: Mapping[str, Any]) -> None:
         tree = workflow(NIGHTLY)
@@ -285,22 +312,32 @@ class Night:
                 self._action(step["uses"].split("@")[0], step.get("with", {}), known)
 
     def _script(self, step: Tree, environ: Mapping[str, str]) -> None:
-        if step["name"] in LEFT_OUT | self.also_left_out:
+        if step["name"] in LEFT_OUT | LEFT_OUT_OF_A_BISECTION | self.also_left_out:
             self.left_out.add(step["name"])
             return
-        files = {name: str(self._file(name)) for name in ("GITHUB_OUTPUT", "GITHUB_STEP_SUMMARY", "GITHUB_PATH")}
+        files = {
+            name: str(self._file(name))
+            for name in ("GITHUB_OUTPUT", "GITHUB_ENV", "GITHUB_STEP_SUMMARY", "GITHUB_PATH")
+        }
+        files["LAST"] = str(self._file("last"))
         done = subprocess.run(
             ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", step["run"]],
             cwd=self.checkout,
-            env={**clean(), **files, **environ},
+            env={**clean(), "PATH": f"{self._file('bin')}{os.pathsep}{PATH}", **files, **environ},
             capture_output=True,
             text=True,
             check=False,
         )
+        if self._file("GITHUB_OUTPUT").exists():
+            self.outputs |= dict(line.split("=", 1) for line in self._file("GITHUB_OUTPUT").read_text().splitlines())
         self.exits[step["name"]], self.said[step["name"]] = done.returncode, done.stdout + done.stderr
 
     def _action(self, action: str, given: Mapping[str, str], known: Mapping[str, Any]) -> None:
-        if action == "actions/upload-artifact" and given["name"] != "summary":
+        if action == "actions/upload-artifact" and given["name"] == "summary":
+            shutil.copytree(self.checkout / "summary", self._file("last"), dirs_exist_ok=True)
+        elif action == "actions/upload-artifact" and given["name"].startswith("bisect-"):
+            shutil.rmtree(self.checkout / "out")
+        elif action == "actions/upload-artifact":
             # An upload follows links, so `latest` would become a second copy of a run.
             name = self._filled(given["name"], known)
             kept = self.checkout.parent / "artifacts" / name
@@ -323,7 +360,7 @@ class Night:
         for theirs, ours in (("!cancelled()", "True"), ("always()", "True"), ("&&", "and"), ("||", "or")):
             source = source.replace(theirs, ours)
         source = re.sub(
-            r"\b(?:matrix|needs|steps|inputs|vars)(?:\.\w+)+", lambda match: repr(_at(known, match[0])), source
+            r"\b(?:matrix|needs|steps|inputs|vars|github)(?:\.\w+)+", lambda match: repr(_at(known, match[0])), source
         )
         return eval(source, {"__builtins__": {}})
 
@@ -352,8 +389,20 @@ SHARDS = [
 ]
 
 
+# What `gh` has: the summary of the last night, if there was one.
+GH = """#!/bin/sh
+case "$1 $2" in
+  "run list") [ ! -d "$LAST" ] || echo 41 ;;
+  "run download") [ "$3 $4 $5 $6" = "41 --name summary --dir" ] && cp -r "$LAST/." "$7" ;;
+esac
+"""
+
+
 @pytest.fixture
 def night(tmp_path: Path) -> Night:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "gh").write_text(GH)
+    (tmp_path / "bin" / "gh").chmod(0o755)
     checkout = tmp_path / "checkout"
     (checkout / "scenarios").mkdir(parents=True)
     shutil.copy(REPOSITORY / "constraints.txt", checkout)
@@ -364,8 +413,8 @@ def night(tmp_path: Path) -> Night:
     tree = workflow(NIGHTLY)
     tree["jobs"]["scenarios"]["strategy"]["matrix"]["include"] = SHARDS
     YAML(typ="safe").dump(tree, workflows / NIGHTLY.name)
-    needs = {"scenarios": {"result": "success"}}
-    return Night(checkout=checkout, inputs={"tag": "night"}, contexts={"needs": needs})
+    contexts = {"needs": {"scenarios": {"result": "success"}}, "github": {"token": "", "ref_name": "main"}}
+    return Night(checkout=checkout, inputs={"tag": "night"}, contexts=contexts)
 
 
 def run_through(night: Night) -> list[str]:
@@ -402,6 +451,77 @@ def test_the_steps_of_the_nightly_run_over_three_jobs_and_merge_into_one_summary
     assert "The jobs together ended as **failure**" in red
 
 
+def git(checkout: Path, *words: str) -> str:
+    identity = {f"GIT_{who}_{what}": "x@example.com" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
+    done = subprocess.run(
+        ["git", *words], cwd=checkout, env={**clean(), **identity}, capture_output=True, text=True, check=True
+    )
+    return done.stdout.strip()
+
+
+def test_three_nights_name_a_regression_a_flake_and_a_fix_once_and_find_the_first_bad_commit(night: Night) -> None:
+    night.also_left_out = frozenset({"Doctor"})
+    state = night.checkout.parent / "state"
+    programs = {
+        "regresses": "sh regresses.sh",
+        "mended": "sh mended.sh",
+        "flakes": f"if [ -e {state} ]; then rm {state}; exit 3; fi; echo loss 0.5",
+        "good": "echo loss 0.5",
+    }
+    for scenario in SCENARIOS:
+        (night.checkout / "scenarios" / f"{scenario}.yaml").unlink()
+    for scenario, command in programs.items():
+        (night.checkout / "scenarios" / f"{scenario}.yaml").write_text(
+            json.dumps({"tags": ["night"], "run": {"ranks": 1, "command": ["sh", "-c", command]}})
+        )
+    (night.checkout / ".gitignore").write_text("/out/\n/runs/\n/summary/\n/before/\n/nights.txt\n")
+    git(night.checkout, "init", "-q", "-b", "main")
+
+    def commit(subject: str, regresses: str, mended: str) -> str:
+        (night.checkout / "regresses.sh").write_text(f"# {subject}\n{regresses}\n")
+        (night.checkout / "mended.sh").write_text(f"{mended}\n")
+        git(night.checkout, "add", "-A")
+        git(night.checkout, "commit", "-qm", subject)
+        return git(night.checkout, "rev-parse", "HEAD")
+
+    def pass_through() -> tuple[str, Tree]:
+        shutil.rmtree(night.checkout.parent / "artifacts", ignore_errors=True)
+        for entry in SHARDS:
+            night.scenarios(entry)
+        text = night.summary()
+        return text, json.loads((night.checkout / "summary" / "summary.json").read_text())
+
+    def named(values: Tree) -> dict[str, list[str]]:
+        groups = ("new_failures", "flaky", "still_failing", "fixed")
+        return {group: [item["scenario"] for item in values[group]] for group in groups if values[group]}
+
+    good = commit("works", "echo loss 0.5", "exit 4")
+    text, values = pass_through()
+    assert named(values) == {"new_failures": ["mended"]}, text
+    assert night.outputs["rows"] == "[]"  # no earlier night is known
+    shutil.rmtree(night.checkout / "before")
+
+    commit("harmless", "echo loss 0.4", "exit 4")
+    culprit = commit("breaks it", "echo sorry >&2; exit 5", "echo loss 0.5")
+    commit("harmless, too", "echo sorry >&2; exit 5", "echo loss 0.5")
+    state.touch()
+    text, values = pass_through()
+    assert night.exits["Summarise"] == 1
+    assert named(values) == {"new_failures": ["regresses"], "flaky": ["flakes"], "fixed": ["mended"]}, text
+    assert f"commit {good[:12]}" in text
+    assert "- Repeat: `nsa-harness run regresses`" in text
+    (row,) = json.loads(night.outputs["rows"])
+    assert (row["scenario"], row["good"], row["gpus"]) == ("regresses", good[:12], 0)
+    answer = night.first_bad_commits()
+    assert f"{culprit[:7]} breaks it" in answer, answer
+    shutil.rmtree(night.checkout / "before")
+
+    text, values = pass_through()
+    assert named(values) == {"still_failing": ["regresses"]}, text
+    assert text.count("mended") == text.count("flakes") == 0
+    assert night.outputs["rows"] == "[]"
+
+
 @pytest.mark.slow
 def test_the_nightly_runs_with_its_doctor_and_real_steps_of_training(night: Night) -> None:
     for name in ("a_passes", "passes"):
@@ -414,7 +534,7 @@ def test_the_nightly_runs_with_its_doctor_and_real_steps_of_training(night: Nigh
 
 
 def test_a_nightly_without_a_report_is_red_and_names_every_job(night: Night) -> None:
-    night.contexts["needs"] = {"scenarios": {"result": "skipped"}}
+    night.contexts["needs"]["scenarios"]["result"] = "skipped"
     red = night.summary()
     assert night.exits["Summarise"] == 125
     assert red.startswith("# RED: no report at all, 3 jobs left no report\n") or "3 jobs left no report" in red

@@ -330,6 +330,7 @@ class Bisection(SearchProgress):
         forkable = self.server.with_launcher(replace(spec, launcher=Launcher.FORK))
         if forkable.launcher is not Launcher.FORK:
             self.note(forkable.notes[-1])
+            return replace(forkable, launcher=spec.launcher)  # a user's own command stays without torchrun
         return forkable
 
     def _free_name(self, n: int) -> str:

@@ -24,7 +24,7 @@ from benchmarks.roofline import Shape
 from nsa_attention.config import CI, Implementation
 from nsa_attention.model import Recompute, TinyLM
 from nsa_attention.ops.backends import Backend
-from nsa_attention.ops.dispatch import implementation_for, implementation_for_sliding, torch_flash_reason
+from nsa_attention.ops.dispatch import flash_reason, implementation_for, implementation_for_sliding, torch_flash_reason
 from nsa_attention.ops.fused import launch, tuning
 from nsa_attention.ops.fused.gated_attention import gated_attention
 from nsa_attention.ops.selection import Selection
@@ -232,12 +232,22 @@ def test_the_chosen_blocks_are_as_important_as_those_of_plain_torch(dtype: torch
 
 
 @needs_gpu
-def test_torch_s_flash_attention_with_a_window_says_the_same() -> None:
+@pytest.mark.parametrize(
+    ("implementation", "reason_of", "name"),
+    [
+        (Implementation.TORCH, torch_flash_reason, "torch_flash"),
+        (Implementation.FLASH, flash_reason, "flash_attn"),  # installed in one job of the nightly
+    ],
+    ids=["torch", "flash_attn"],
+)
+def test_flash_attention_with_a_window_says_the_same(
+    implementation: Implementation, reason_of: Callable[[Tensor, Tensor], str | None], name: str
+) -> None:
     problem = Problem(replace(LARGE, tokens=3000), torch.bfloat16, "cuda")
-    if reason := torch_flash_reason(problem.q, problem.v):
+    if reason := reason_of(problem.q, problem.v):
         pytest.skip(reason)
-    theirs, used = implementation_for_sliding(Implementation.TORCH, problem.q, problem.k, problem.v)
-    assert used.name == "torch_flash"
+    theirs, used = implementation_for_sliding(implementation, problem.q, problem.k, problem.v)
+    assert used.name == name
     output, _ = theirs.attend_sliding(problem.q, problem.k, problem.v, window=512, scale=0.125)
     fused, _ = implementation_for(Implementation.TRITON, problem.q, problem.k, problem.v)
     ours, _ = fused.attend_sliding(problem.q, problem.k, problem.v, window=512, scale=0.125)

@@ -143,7 +143,9 @@ def _failure(job: str, outcome: Outcome, before: Sequence[Entry], now: Sequence[
         jobs=(job,),
         commit=_commit(now[-1]) if now else "",
         last_good=good,
-        changed=tuple(item for item in differences(good, now[-1]) if item[0] not in ("host", "commit")) if good and now else (),
+        changed=tuple(item for item in differences(good, now[-1]) if item[0] not in ("host", "commit"))
+        if good and now
+        else (),
     )
 
 

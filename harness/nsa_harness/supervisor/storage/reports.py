@@ -79,12 +79,9 @@ def matrix_jobs(file: Path) -> dict[str, Mapping[str, Any]] | UnreadFile:
     try:
         tree: Any = plain(parse_yaml(text, str(file)).root)  # type: ignore[arg-type]
         matrices = [job["strategy"]["matrix"] for job in tree.get("jobs", {}).values() if "strategy" in job] or [tree]
-        rows = {
-            entry["name"]: entry
-            for matrix in matrices
-            if "include" in matrix or matrix is tree
-            for entry in matrix["include"]
-        }
+        # The rows of another job may be an expression that GitHub fills in.
+        lists = [matrix["include"] for matrix in matrices if not isinstance(matrix["include"], str)]
+        rows = {entry["name"]: entry for include in lists for entry in include}
     except (KeyError, TypeError, AttributeError):
         return UnreadFile(
             file=str(file), why="not a workflow with a `matrix: include`, so missing jobs are not noticed"
