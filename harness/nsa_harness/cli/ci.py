@@ -1,4 +1,4 @@
-"""`nsa-harness ci`: summarize the runs of many CI jobs."""
+"""`nsa-harness ci`: summarize the runs of many CI jobs, and write a workflow."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _BEFORE = (
     " failures first, and flaky and fixed scenarios apart."
 )
 
-_ABOUT = "Summarize the runs of many CI jobs."
+_ABOUT = "Summarize the runs of many CI jobs, or write a workflow."
 app = typer.Typer(name="ci", help=_ABOUT, short_help=_ABOUT, no_args_is_help=True, rich_markup_mode=None)
 
 
@@ -58,6 +58,33 @@ def summary(
         _write(out, text)
     sys.stdout.write(text if as_json else cut(text))
     raise typer.Exit(night.exit_code)
+
+
+@app.command(cls=GroupedCommand)
+def init(
+    script: Annotated[str, argument("SCRIPT|SCENARIO", "What to run: your script, or a scenario.")],
+    ranks: Annotated[int, option("--ranks N", "Number of ranks for your script.", min=1)] = 2,
+    gitlab: Annotated[bool, option("--gitlab/--github", "Write .gitlab-ci.yml, or a workflow for GitHub.")] = False,
+    yes: Annotated[bool, option("--yes", "Write the file without asking.", envvar="NSA_HARNESS_CI_YES")] = False,
+) -> None:
+    """Write a CI workflow that runs a script or scenario into your repository.
+
+    Shows the file and asks before it writes. A file that exists is never changed: the difference is shown instead.
+    """
+    from nsa_harness.commands.ci_init import WorkflowFile
+
+    workflow = WorkflowFile(script, ranks, is_gitlab=gitlab)
+    print(workflow.shown())
+    if workflow.is_written:
+        return
+    if not yes:
+        if not sys.stdin.isatty():
+            raise UsageError(
+                "nothing was written: there is no terminal to ask on; --yes writes the file without asking"
+            )
+        typer.confirm(f"Write {workflow.name}?", abort=True, err=True)
+    workflow.write()
+    print(f"wrote {workflow.name}")
 
 
 def _night(
