@@ -93,7 +93,7 @@ def named(values: dict[str, Any]) -> dict[str, list[str]]:
 def test_a_regression_a_flake_and_a_fix_are_each_named_once(nightly: Nightly) -> None:
     code, text, values = nightly({"good": "P", "regresses": "P", "flakes": "P", "breaks_first": "FF"})
     assert (code, named(values)) == (1, {"new_failures": ["breaks_first"]})
-    assert "No earlier night: 1 new, 0 flaky, 0 still failing, 0 fixed." in text
+    assert "No earlier night: 1 new failures, 0 flaky, 0 still failing, 0 fixed." in text
     assert "- Last good night: none is known" in text
 
     code, text, values = nightly({"good": "P", "regresses": "HH", "flakes": "FP", "breaks_first": "P"})
@@ -101,7 +101,7 @@ def test_a_regression_a_flake_and_a_fix_are_each_named_once(nightly: Nightly) ->
         124,
         {"new_failures": ["regresses"], "flaky": ["flakes"], "fixed": ["breaks_first"]},
     )
-    assert "Since the last night (2026-11-01 02:17): 1 new, 2 flaky, 0 still failing, 1 fixed." in text
+    assert "Since the last night (2026-11-01 02:17): 1 new failures, 2 flaky, 0 still failing, 1 fixed." in text
     (block,) = re.findall(r"```markdown\n(.*?)\n```", text, re.S)
     assert block.splitlines() == [
         "Title: HANG in regresses: deadlock at faults/acts.py:37",
@@ -115,13 +115,13 @@ def test_a_regression_a_flake_and_a_fix_are_each_named_once(nightly: Nightly) ->
         "- First bad night: commit 200000000000",
     ]
     assert text.index("## New failures") < text.index("## Flaky") < text.index("## Fixed") < text.index("| job | PASS")
-    assert "| flakes | gloo | flakes ends as PASS | 1 of 3 (a rate between 1 and 91 %) |" in text
+    assert "| flakes | gloo | flakes ends as PASS | 1 of 3, a rate between 1 and 91 % |" in text
     assert [item["good_commit"] for item in values["new_failures"]] == ["100000000000"]
 
     code, text, values = nightly({"good": "P", "regresses": "HH", "flakes": "P", "breaks_first": "P"})
     assert (code, named(values)) == (124, {"still_failing": ["regresses"]})
-    assert text.count("regresses") == 1
-    assert "| regresses | gloo, nccl | HANG deadlock | 2026-11-01 02:17, commit 100000000000 |" in text
+    assert text.count("| regresses |") == 1
+    assert "| regresses | gloo, nccl | regresses ends as HANG | 2026-11-01 02:17, commit 100000000000 |" in text
     assert "```" not in text
 
     code, text, values = nightly({"good": "P", "regresses": "P", "flakes": "P", "breaks_first": "P"})

@@ -71,20 +71,19 @@ def init(
 
     Shows the file and asks before it writes. A file that exists is never changed: the difference is shown instead.
     """
-    from nsa_harness.commands.ci_init import WorkflowFile
+    from nsa_harness.commands.ci_init import is_written, workflow_file, write_workflow
 
-    workflow = WorkflowFile(script, ranks, is_gitlab=gitlab)
-    print(workflow.shown())
-    if workflow.is_written:
+    path, text = workflow_file(script, ranks, "gitlab" if gitlab else "github")
+    if is_written(path, text):
+        print(f"{path} is there already, with the same content")
         return
+    print(f"# {path}\n\n{text}")
+    if not yes and not sys.stdin.isatty():
+        raise UsageError("nothing was written: there is no terminal to ask on; --yes writes the file without asking")
     if not yes:
-        if not sys.stdin.isatty():
-            raise UsageError(
-                "nothing was written: there is no terminal to ask on; --yes writes the file without asking"
-            )
-        typer.confirm(f"Write {workflow.name}?", abort=True, err=True)
-    workflow.write()
-    print(f"wrote {workflow.name}")
+        typer.confirm(f"Write {path}?", abort=True, err=True)
+    write_workflow(path, text)
+    print(f"wrote {path}")
 
 
 def _night(

@@ -11,7 +11,7 @@ from typing import Any
 
 from nsa_harness.core.ci import JobSummary, NightSummary, skip_reasons, surprises
 from nsa_harness.core.comparison.history import Entry, FlakeRate
-from nsa_harness.core.comparison.nights import Failure, NightComparison, Nights
+from nsa_harness.core.comparison.nights import Group, News, NightComparison, Nights
 from nsa_harness.core.report import Outcome, Status, counts
 from nsa_harness.render import answer
 from nsa_harness.render.documents.report_json import outcome_values
@@ -21,6 +21,7 @@ from nsa_harness.texts import words
 
 SCHEMA = 1
 _ALL_GOOD = "every verdict is as expected"
+_HEADINGS = {Group.NEW: "New failures", Group.FLAKY: "Flaky", Group.STILL: "Still failing", Group.FIXED: "Fixed"}
 _MOST_CHANGES = 8  # differences of the surroundings in the text of an issue
 
 
@@ -162,50 +163,40 @@ def _skips(summary: NightSummary) -> list[str]:
 
 
 def _comparison_sections(comparison: NightComparison, ci_run: str) -> Iterator[list[str]]:
-    groups = {
-        "new": comparison.new, "flaky": comparison.flaky, "still failing": comparison.still, "fixed": comparison.fixed
-    }  # fmt: skip
-    counted = ", ".join(f"{len(group)} {name}" for name, group in groups.items())
+    counted = ", ".join(f"{len(news)} {_HEADINGS[group].lower()}" for group, news in comparison.groups.items())
     since = f"Since the last night ({_time(comparison.last_night)})" if comparison.last_night else "No earlier night"
     yield [f"{since}: {counted}."]
-    if comparison.new:
-        yield ["## New failures", "", "Each block is the text of an issue."]
-        for failure in comparison.new:
-            title = f"### {markdown(issue_title(failure))}"
-            yield [title, "", *markdown_fence(issue_text(failure, ci_run), "markdown")]
-    yield from _table_of(
-        "Flaky",
-        ("scenario", "job", "this night", "attempts not as expected"),
-        [
+    for group, news in comparison.groups.items():
+        if not news:
+            continue
+        yield [f"## {_HEADINGS[group]}"]
+        if group is Group.NEW:
+            for item in news:
+                issue = markdown_fence(issue_text(item, ci_run), "markdown")
+                yield [f"### {markdown(issue_title(item))}", "", *issue]
+            continue
+        rows = [
             (
                 markdown(item.outcome.spec.scenario),
-                markdown(item.job),
+                markdown(", ".join(item.jobs)),
                 markdown_prose(item.outcome.verdict.summary, in_table=True),
-                "unknown" if item.rate is None else f"{item.rate.bad} of {item.rate.runs} ({_percent(item.rate)})",
+                markdown(_rate(item.rate) if group is Group.FLAKY else _good(item)),
             )
-            for item in comparison.flaky
-        ],
-    )
-    yield from _table_of(
-        "Still failing",
-        ("scenario", "jobs", "cause", "last good night"),
-        [(*_name_and_jobs(item), markdown(_tag(item.outcome)), markdown(_good(item))) for item in comparison.still],
-    )
-    yield from _table_of(
-        "Fixed",
-        ("scenario", "jobs", "this night"),
-        [(*_name_and_jobs(item), item.outcome.verdict.status.value) for item in comparison.fixed],
-    )
+            for item in news
+        ]
+        last = "attempts not as expected" if group is Group.FLAKY else "last good night"
+        yield markdown_table(("scenario", "jobs", "this night", last), rows)
 
 
-def issue_title(failure: Failure) -> str:
+def issue_title(failure: News) -> str:
     """Return the title of an issue about a failure, such as "HANG in train: deadlock at train.py:12"."""
-    outcome = failure.outcome
+    outcome = escaped(failure.outcome)
     place = words.place_name(outcome.culprit.place) if outcome.culprit and outcome.culprit.place else ""
-    return f"{_tag(outcome, f' in {outcome.spec.scenario}:')}{f' at {place}' if place else ''}".removesuffix(":")
+    cause = " at ".join(filter(None, (words.headline_tag(outcome), place)))
+    return f"{outcome.verdict.status.value} in {outcome.spec.scenario}{f': {cause}' if cause else ''}"
 
 
-def issue_text(failure: Failure, ci_run: str) -> str:
+def issue_text(failure: News, ci_run: str) -> str:
     """Return the text of an issue about a failure as Markdown."""
     outcome = escaped(failure.outcome)
     place = outcome.culprit.place if outcome.culprit else None
@@ -215,7 +206,7 @@ def issue_text(failure: Failure, ci_run: str) -> str:
     if len(changed) > _MOST_CHANGES:
         changed = [*changed[:_MOST_CHANGES], f"{len(changed) - _MOST_CHANGES} more"]
     facts = {
-        "Title": markdown(issue_title(failure)),
+        "Title": issue_title(failure),
         "Place": markdown_code(f"{words.whole_place_name(place)} {place.function or ''}".strip()) if place else "",
         "Jobs": markdown(", ".join(failure.jobs)),
         "Repeat": markdown_code(repeat) if repeat else "",
@@ -229,17 +220,12 @@ def issue_text(failure: Failure, ci_run: str) -> str:
     return "\n".join([title, "", summary, "", *(f"- {line}" for line in others)])
 
 
-def _tag(outcome: Outcome, middle: str = "") -> str:
-    return f"{outcome.verdict.status.value}{middle} {words.headline_tag(outcome)}".strip()
-
-
-def _good(failure: Failure) -> str:
-    good = failure.last_good
+def _good(item: News) -> str:
+    good = item.last_good
     if good is None:
         return "none is known"
-    return _time(good.run_id) + "".join(
-        f", commit {good.surroundings[key]}" for key in ("commit",) if key in good.surroundings
-    )
+    commit = good.surroundings.get("commit")
+    return _time(good.run_id) + (f", commit {commit}" if commit else "")
 
 
 def _time(run_id: str) -> str:
@@ -248,50 +234,30 @@ def _time(run_id: str) -> str:
     return "{}-{}-{} {}:{}".format(*found.groups()) if found else run_id
 
 
-def _percent(rate: FlakeRate) -> str:
+def _rate(rate: FlakeRate | None) -> str:
+    if rate is None:
+        return "unknown"
     low, high = rate.interval
-    return f"a rate between {low * 100:.0f} and {high * 100:.0f} %"
-
-
-def _name_and_jobs(failure: Failure) -> tuple[str, str]:
-    return markdown(failure.outcome.spec.scenario), markdown(", ".join(failure.jobs))
-
-
-def _table_of(heading: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[list[str]]:
-    if rows:
-        yield [f"## {heading}", "", *markdown_table(head, rows)]
+    return f"{rate.bad} of {rate.runs}, a rate between {low * 100:.0f} and {high * 100:.0f} %"
 
 
 def _comparison_values(comparison: NightComparison, rows: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        "last_night": comparison.last_night or None,
-        "new_failures": [
+    groups = {
+        group.value: [
             {
-                **_failure_values(failure),
-                "title": escaped(issue_title(failure)),
-                "good_commit": failure.good_commit or None,
-                "row": rows.get(failure.jobs[0]),
+                "scenario": item.outcome.spec.scenario,
+                "jobs": item.jobs,
+                "title": issue_title(item),
+                "last_good": item.last_good and item.last_good.run_id,
+                "good_commit": item.good_commit or None,
+                "rate": item.rate and asdict(item.rate),
+                "row": rows.get(item.jobs[0]),
             }
-            for failure in comparison.new
-        ],
-        "flaky": [
-            {"scenario": item.outcome.spec.scenario, "job": item.job, "rate": item.rate and asdict(item.rate)}
-            for item in comparison.flaky
-        ],
-        "still_failing": [_failure_values(failure) for failure in comparison.still],
-        "fixed": [_failure_values(failure) for failure in comparison.fixed],
-        "history": _history_values(comparison.nights),
+            for item in news
+        ]
+        for group, news in comparison.groups.items()
     }
-
-
-def _failure_values(failure: Failure) -> dict[str, Any]:
-    return {
-        "scenario": failure.outcome.spec.scenario,
-        "jobs": failure.jobs,
-        "verdict": failure.outcome.verdict.status,
-        "cause": failure.outcome.verdict.cause,
-        "last_good": failure.last_good and failure.last_good.run_id,
-    }
+    return {"last_night": comparison.last_night or None, **groups, "history": _history_values(comparison.nights)}
 
 
 def _history_values(nights: Nights) -> dict[str, Any]:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from enum import StrEnum
 
 from nsa_harness.core.ci import NightSummary, surprises
 from nsa_harness.core.comparison.history import Entry, FlakeRate, differences, flake_rate
 from nsa_harness.core.experiment.statistics import passes_to_show
-from nsa_harness.core.report import Outcome, Place, Status
+from nsa_harness.core.report import Outcome, Status
 
 Key = tuple[str, str]  # a job and a scenario
 Nights = Mapping[Key, Sequence[Entry]]  # the attempts of each, the oldest first
@@ -18,15 +19,25 @@ _MOST_ENTRIES = 40  # per job and scenario; older ones are forgotten
 _CONFIDENCE = 0.95  # with which a flaky scenario is said to fail more often than before
 
 
+class Group(StrEnum):
+    """What an outcome of this night is, compared with the earlier nights."""
+
+    NEW = "new_failures"
+    FLAKY = "flaky"
+    STILL = "still_failing"
+    FIXED = "fixed"
+
+
 @dataclass(frozen=True, kw_only=True)
-class Failure:
-    """An unexpected outcome, and the jobs in which the scenario failed in this way."""
+class News:
+    """An outcome of this night that belongs to a group, and the jobs in which the scenario ended in this way."""
 
     outcome: Outcome
     jobs: tuple[str, ...]
     commit: str  # of this night; empty if unknown
     last_good: Entry | None  # None: no earlier night is known in which it was as expected
     changed: tuple[tuple[str, str, str], ...]  # (name, before, after) of each difference since the last good night
+    rate: FlakeRate | None  # of all attempts with these settings; None if all of them ended in the same way
 
     @property
     def good_commit(self) -> str:
@@ -36,23 +47,11 @@ class Failure:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Flake:
-    """A scenario that sometimes ends as expected, with its outcome of this night. `rate`: None if it is unknown."""
-
-    job: str
-    outcome: Outcome
-    rate: FlakeRate | None
-
-
-@dataclass(frozen=True, kw_only=True)
 class NightComparison:
     """What changed since the last night."""
 
     last_night: str  # the run ID of its latest run; empty if no earlier night is known
-    new: tuple[Failure, ...]
-    flaky: tuple[Flake, ...]
-    fixed: tuple[Failure, ...]  # with the outcome of this night
-    still: tuple[Failure, ...]
+    groups: Mapping[Group, tuple[News, ...]]
     nights: Nights  # for the next comparison
 
 
@@ -61,36 +60,36 @@ def compare_nights(summary: NightSummary, tonight: Nights, earlier: Nights) -> N
 
     `tonight` and `earlier`: the attempts of this night and of the earlier nights.
     """
-    new: list[Failure] = []
-    still: list[Failure] = []
-    fixed: list[Failure] = []
-    flaky: list[Flake] = []
-    bad = {id(outcome) for _, outcome in surprises(summary)}
-    ordered = [*surprises(summary), *(item for item in summary.outcomes() if id(item[1]) not in bad)]
-    for job, outcome in ordered:
+    groups: dict[Group, list[News]] = {group: [] for group in Group}
+    bad = surprises(summary)
+    for job, outcome in (*bad, *(item for item in summary.outcomes() if item not in bad)):
         key = (job, outcome.spec.scenario)
         before, now = _that_ran(earlier.get(key, ())), _that_ran(tonight.get(key, ()))
-        is_bad, was_bad = id(outcome) in bad, bool(before) and not before[-1].expected
-        failure = _failure(job, outcome, before, now)
-        if (is_bad and outcome.flaky) or ((is_bad or was_bad) and now and is_flaky([*before, *now])):
-            flaky.append(Flake(job=job, outcome=outcome, rate=_rate([*before, *now])))
-        elif is_bad:
-            known = was_bad and now and before[-1].result == now[-1].result and not is_flaky(before)
-            (still if known else new).append(failure)
-        elif was_bad and now:
-            fixed.append(failure)
-    ids = [entry.run_id for entries in earlier.values() for entry in entries]
+        group = _group(outcome, before, now, is_bad=(job, outcome) in bad)
+        if group is not None:
+            groups[group].append(_news(job, outcome, before, now))
     return NightComparison(
-        last_night=max(ids, default=""),
-        new=_grouped(new),
-        flaky=tuple(flaky),
-        fixed=_grouped(fixed),
-        still=_grouped(still),
+        last_night=max((entry.run_id for entries in earlier.values() for entry in entries), default=""),
+        groups={group: tuple(news) if group is Group.FLAKY else _grouped(news) for group, news in groups.items()},
         nights={
             key: (*earlier.get(key, ()), *tonight.get(key, ()))[-_MOST_ENTRIES:]
             for key in dict.fromkeys((*earlier, *tonight))
         },
     )
+
+
+def _group(outcome: Outcome, before: Sequence[Entry], now: Sequence[Entry], *, is_bad: bool) -> Group | None:
+    was_bad = bool(before) and not before[-1].expected
+    if is_bad and outcome.flaky:
+        return Group.FLAKY
+    if not is_bad and not (was_bad and now):
+        return None
+    if now and is_flaky([*before, *now]):
+        return Group.FLAKY
+    if not is_bad:
+        return Group.FIXED
+    is_known = was_bad and now and before[-1].result == now[-1].result and not is_flaky(before)
+    return Group.STILL if is_known else Group.NEW
 
 
 def is_flaky(entries: Sequence[Entry]) -> bool:
@@ -121,10 +120,6 @@ def _that_ran(entries: Sequence[Entry]) -> list[Entry]:
     ]
 
 
-def _rate(entries: Sequence[Entry]) -> FlakeRate | None:
-    return flake_rate([_without(entry, "host", "commit") for entry in entries])
-
-
 def _without(entry: Entry, *names: str) -> Entry:
     kept = {name: value for name, value in entry.surroundings.items() if name not in names}
     return replace(entry, surroundings=kept)
@@ -136,32 +131,27 @@ def _commit(entry: Entry) -> str:
     return "" if " " in commit else commit
 
 
-def _failure(job: str, outcome: Outcome, before: Sequence[Entry], now: Sequence[Entry]) -> Failure:
+def _news(job: str, outcome: Outcome, before: Sequence[Entry], now: Sequence[Entry]) -> News:
     good = next((entry for entry in reversed(before) if entry.expected), None)
-    return Failure(
+    moving = ("host", "commit")
+    return News(
         outcome=outcome,
         jobs=(job,),
         commit=_commit(now[-1]) if now else "",
         last_good=good,
-        changed=tuple(item for item in differences(good, now[-1]) if item[0] not in ("host", "commit"))
-        if good and now
-        else (),
+        changed=tuple(item for item in differences(good, now[-1]) if item[0] not in moving) if good and now else (),
+        rate=flake_rate([_without(entry, *moving) for entry in (*before, *now)]),
     )
 
 
-def _result(outcome: Outcome) -> str:
-    verdict = outcome.verdict
-    return f"{verdict.status.value} {verdict.cause}" if verdict.cause else verdict.status.value
-
-
-def _grouped(failures: Iterable[Failure]) -> tuple[Failure, ...]:
-    """Combine the failures of several jobs that are the same failure of the same scenario."""
-    groups: dict[tuple[str, str, Place | None], Failure] = {}
-    for failure in failures:
-        outcome = failure.outcome
-        line = outcome.culprit.place if outcome.culprit else None
-        place = None if line is None else Place(file=line.file, line=line.line)
-        key = (outcome.spec.scenario, _result(outcome), place)
+def _grouped(news: Iterable[News]) -> tuple[News, ...]:
+    """Combine the jobs in which a scenario ended in the same way."""
+    groups: dict[object, News] = {}
+    for item in news:
+        verdict, culprit = item.outcome.verdict, item.outcome.culprit
+        place = culprit.place if culprit else None
+        line = (place.file, place.line) if place else None
+        key = (item.outcome.spec.scenario, verdict.status, verdict.cause, line)
         known = groups.get(key)
-        groups[key] = failure if known is None else replace(known, jobs=known.jobs + failure.jobs)
+        groups[key] = item if known is None else replace(known, jobs=known.jobs + item.jobs)
     return tuple(groups.values())
