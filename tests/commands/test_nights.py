@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from nsa_harness.cli.main import run_command_line
+from nsa_harness.core.ci import is_flaky
 from nsa_harness.core.comparison.history import Entry
-from nsa_harness.core.comparison.nights import is_flaky
 from nsa_harness.render.ci_summary import MOST_BYTES, cut
 
 SAMPLE = Path(__file__).resolve().parents[2] / "reports" / "sample"

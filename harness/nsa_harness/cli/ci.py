@@ -42,8 +42,7 @@ def summary(
 
     The summary is Markdown. The exit code is the exit code of all runs together, as of one `nsa-harness run`.
     """
-    from nsa_harness.core.ci import UnreadFile
-    from nsa_harness.core.comparison.nights import compare_nights
+    from nsa_harness.core.ci import UnreadFile, compare_nights
     from nsa_harness.render.ci_summary import ci_summary_json, ci_summary_md, cut
     from nsa_harness.supervisor.storage.reports import matrix_jobs
 

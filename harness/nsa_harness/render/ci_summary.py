@@ -9,9 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from nsa_harness.core.ci import JobSummary, NightSummary, skip_reasons, surprises
+from nsa_harness.core.ci import Group, JobSummary, News, NightComparison, Nights, NightSummary, skip_reasons, surprises
 from nsa_harness.core.comparison.history import Entry, FlakeRate
-from nsa_harness.core.comparison.nights import Group, News, NightComparison, Nights
 from nsa_harness.core.report import Outcome, Status, counts
 from nsa_harness.render import answer
 from nsa_harness.render.documents.report_json import outcome_values
