@@ -88,6 +88,16 @@ nsa-harness read ./logs
 nsa-harness read slurm-4711.out /tmp/nccl_trace_rank_*
 # also write a report
 nsa-harness read logs stacks/rank3.txt --out reports""",
+    "top": """
+# the latest run below ./reports
+nsa-harness top
+# another run
+nsa-harness top /data/reports/20261128T140531-8394""",
+    "serve": """
+# in a browser on this machine
+nsa-harness serve
+# in a browser elsewhere, after ssh -L 8008:127.0.0.1:8008 HOST
+nsa-harness serve --port 8008""",
     "fit": """
 # how the cost grows in the latest sweep
 nsa-harness fit
@@ -156,6 +166,8 @@ _COMMANDS: dict[str, Callable[..., None]] = {
     "watch": cli_watch.watch,
     "attach": cli_watch.attach,
     "read": cli_watch.read,
+    "top": stored.top,
+    "serve": stored.serve,
     "history": stored.history,
     "compare": stored.compare,
     "prune": stored.prune,

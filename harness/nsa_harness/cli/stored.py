@@ -1,4 +1,4 @@
-"""The commands `nsa-harness report`, `export`, `fit`, `history`, `compare` and `prune`, which work with stored runs."""
+"""The commands that work with stored runs, such as `nsa-harness report`, `export` and `history`."""
 
 from __future__ import annotations
 
@@ -180,6 +180,30 @@ def compare(
     )
     print("\n".join(lines))
     raise typer.Exit(code)
+
+
+def top(run_path: StoredRun = None, out: Out = None) -> None:
+    """Show a run in progress: what each rank does, its rate, and who waits for whom.
+
+    q leaves, and the run goes on. Without a terminal, the current state is printed once.
+    """
+    from nsa_harness.commands.live import top as show
+
+    show(run_path, out or Path("reports"))
+
+
+def serve(
+    run_path: StoredRun = None,
+    port: Annotated[int, option("--port N", "TCP port. Default: a free one.", min=0, max=65535)] = 0,
+    out: Out = None,
+) -> None:
+    """Show the page of a run in a browser on this machine, and keep it up to date while the run is active.
+
+    Only whoever has the printed URL can open it. Ctrl-C ends it.
+    """
+    from nsa_harness.commands.live import serve as show
+
+    show(run_path, out or Path("reports"), port)
 
 
 def prune(

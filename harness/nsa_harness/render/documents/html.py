@@ -6,6 +6,7 @@ from base64 import b64encode
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
+from html import escape as escape_html
 from importlib.resources import files
 from itertools import pairwise
 from typing import NamedTuple
@@ -30,6 +31,7 @@ from nsa_harness.texts import words
 
 MAX_LANES = 16  # maximum number of bars in the picture of the ranks
 _MAX_SINGLE_LANES = 8  # if there are more ranks, those that are in the same call share a bar
+_RELOAD_S = 3
 _MAX_CAPTION = 72  # characters; the table of ranks contains the whole text
 _MAX_LAUNCH_PERCENT = 15.0  # of a bar of the picture of the ranks
 _INNER_FRAMES = 3  # frames of a node of the stack tree that are shown; further frames are folded
@@ -48,6 +50,28 @@ def report_html(
         title=words.counts_line(report),
         alone=len(report.outcomes) == 1 and search is None and claim is None and why is None,
         sections=report_sections(report, playbook, search, claim, why),
+    )
+
+
+def live_page(page: str | None, lines: Sequence[str], names: Sequence[str], *, is_active: bool) -> str:
+    """Return the page of a run that has not ended, which reloads itself while `is_active`.
+
+    `page`: the report so far, or None. `lines`: the state of the run. `names`: files to link to if there is no report.
+    """
+    state = f"<pre>{escape_html(chr(10).join(lines))}</pre>"
+    reload = f'<meta http-equiv="refresh" content="{_RELOAD_S}">' if is_active else ""
+    if page is not None:
+        return page.replace("</head>", f"{reload}</head>", 1).replace("<body>", f"<body>{state}", 1)
+    links = [(address, name) for name in names if (address := link_target(name))]
+    items = "".join(f'<li><a href="{escape_html(address)}">{escape_html(name)}</a></li>' for address, name in links)
+    files = f"<ul>{items}</ul>" if items else ""
+    return (
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8">{reload}'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">"
+        "<title>nsa-harness: a run in progress</title>"
+        "<style>body{font-family:sans-serif;margin:1rem}pre{overflow-x:auto}</style></head>"
+        f"<body><main><h1>A run in progress</h1>{state}{files}</main></body></html>\n"
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from rich.cells import cell_len
 
@@ -48,6 +49,7 @@ class View:
     run_count: int  # planned runs that are not skipped
     left_s: float | None  # estimated time until the last run ends; None if unknown
     interrupts: int  # number of SIGINT and SIGTERM so far
+    by_class: bool = False  # if there are many ranks, those in the same module, phase and step share a row
 
 
 def view_lines(view: View, width: int, height: int) -> list[str]:
@@ -61,7 +63,7 @@ def view_lines(view: View, width: int, height: int) -> list[str]:
     body = [
         line
         for head, running in zip(heads, view.running, strict=True)
-        for line in (*head, *_rank_lines(running.progress.ranks, rows_each, width))
+        for line in (*head, *_rank_lines(running.progress.ranks, rows_each, width, by_class=view.by_class))
     ]
     room = height - len(tail)
     if len(body) > room:
@@ -121,23 +123,37 @@ def _stall_lines(running: RunningAttempt, width: int) -> list[str]:
     return [cropped(line, width) for line in (lines if width >= NARROW else lines[:3])]
 
 
-def _rank_lines(ranks: Sequence[RankProgress], max_lines: int, width: int) -> Iterator[str]:
+def _rank_lines(ranks: Sequence[RankProgress], max_lines: int, width: int, *, by_class: bool = False) -> Iterator[str]:
     """Yield one row for each rank. If not all ranks fit, the rows show those with the least progress."""
+    if by_class and len(ranks) > MAX_RANKS:
+        yield from islice(_rows(*_classes(ranks), width), max_lines)
+        return
     all_fit = len(ranks) <= min(max_lines, MAX_RANKS)
     row_count = len(ranks) if all_fit else max(max_lines - 1, min(max_lines, 1))
     slowest = sorted(ranks, key=lambda rank: -(rank.no_progress_s or 0.0))[:row_count]
-    yield from _rows(sorted(slowest, key=lambda rank: rank.rank), width)
+    slowest = sorted(slowest, key=lambda rank: rank.rank)
+    yield from _rows([f"rank {rank.rank}" for rank in slowest], slowest, width)
     if row_count < min(max_lines, len(ranks)):
         more = len(ranks) - row_count
         yield cropped(f"    {words.plural(more, 'more rank')}, with later progress", width)
 
 
-def _rows(ranks: Sequence[RankProgress], width: int) -> Iterator[str]:
+def _classes(ranks: Sequence[RankProgress]) -> tuple[list[str], list[RankProgress]]:
+    """Return the names of the ranks that are in the same place, and of each class the rank with the least progress."""
+    classes: dict[tuple[str, int, str | None], list[RankProgress]] = {}
+    for rank in ranks:
+        classes.setdefault((rank.phase, rank.step, rank.module), []).append(rank)
+    smallest_first = sorted(classes.values(), key=len)
+    names = [words.ranks(rank.rank for rank in members) for members in smallest_first]
+    return names, [max(members, key=lambda rank: rank.no_progress_s or 0.0) for members in smallest_first]
+
+
+def _rows(names: Sequence[str], ranks: Sequence[RankProgress], width: int) -> Iterator[str]:
     """Yield one row for each rank, with as many columns as fit the width."""
     gap = "   " if width >= NARROW else "  "
     indent = " " * (len(gap) + 1)
     columns = [
-        _column([f"rank {rank.rank}" for rank in ranks], 6),
+        _column(names, 6),
         _column([escape(rank.phase) for rank in ranks], 8),
         _column([_time_without_progress(rank) for rank in ranks], 12),
         _column([f"step {rank.step}" for rank in ranks], 6),

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -315,8 +315,13 @@ def note_probe_directory(attempt: AttemptDir, probe_dir: Path) -> None:
 
 def end_dead_runs() -> None:
     """End the runs that were left behind when earlier nsa-harness commands were killed."""
-    roots = {_MEMORY, Path(tempfile.gettempdir())}
-    end_orphaned_runs(path for root in roots for path in root.glob(f"{_DIRECTORY_PREFIX}*"))
+    end_orphaned_runs(probe_directories(""))
+
+
+def probe_directories(run_id: str) -> Iterator[Path]:
+    """Yield the probe directories of a run, one for each attempt in progress. `run_id`: "" stands for every run."""
+    for root in {_MEMORY, Path(tempfile.gettempdir())}:
+        yield from root.glob(f"{_DIRECTORY_PREFIX}{run_id}*")
 
 
 def _environment(spec: RunSpec, attempt: AttemptDir, tag: str, probe_dir: Path, probe: str) -> dict[str, str]:

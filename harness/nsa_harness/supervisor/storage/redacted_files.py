@@ -72,7 +72,7 @@ _MAX_JSON_BYTES = 32 << 20
 
 def write_bundle(run: RunDir, target: Path) -> int:
     """Pack a run's files, without secrets, into a private archive. Return their number. Raise UsageError on failure."""
-    files = list(_files(run))
+    files = list(shareable_files(run))
     learn_all_secrets(run)
     with _new_bundle(target) as bundle:
         for path in files:
@@ -91,8 +91,8 @@ def write_texts(target: Path, texts: Mapping[str, bytes]) -> None:
 
 def learn_all_secrets(run: RunDir) -> None:
     """Find the secrets in all files of the run, before the first file is packed."""
-    _learn_launches(run)
-    for path in _files(run):
+    learn_launches(run)
+    for path in shareable_files(run):
         for text in _texts(run.directory, path):
             run.redaction.text(text)
 
@@ -107,7 +107,7 @@ def _new_bundle(target: Path) -> Iterator[tarfile.TarFile]:
         yield bundle
 
 
-def _learn_launches(run: RunDir) -> None:
+def learn_launches(run: RunDir) -> None:
     with suppress(HarnessError):
         learn_launch_secrets(run, with_unredacted_plan(run, read_record(run)).plan)
     for attempt in run.attempts():
@@ -115,7 +115,7 @@ def _learn_launches(run: RunDir) -> None:
             run.redaction.learn_launch(load_spec(attempt.spec, attempt.directory))
 
 
-def _files(run: RunDir) -> Iterator[Path]:
+def shareable_files(run: RunDir) -> Iterator[Path]:
     """Yield the regular files of a run that can be packed into an archive, without links."""
     excluded_names = {SPEC, run.plan.name, run.secrets.name, run.lock.name, BALLAST}
     directories = [run.path]
@@ -133,14 +133,14 @@ def _files(run: RunDir) -> Iterator[Path]:
 
 def _add(bundle: tarfile.TarFile, path: Path, name: str, run: RunDir) -> None:
     with tempfile.TemporaryFile() as clean:
-        _write(clean, path, run)
+        write_redacted(clean, path, run)
         member = tarfile.TarInfo(name)
         member.size, member.mtime, member.mode = clean.tell(), int(path.lstat().st_mtime), 0o600
         clean.seek(0)
         bundle.addfile(member, clean)
 
 
-def _write(clean: IO[bytes], path: Path, run: RunDir) -> None:
+def write_redacted(clean: IO[bytes], path: Path, run: RunDir) -> None:
     redaction = run.redaction
     if path.suffix in (".json", ".jsonl") and path.lstat().st_size <= _MAX_JSON_BYTES:
         clean.write(redaction.json("".join(_texts(run.directory, path))).encode("utf-8", "surrogateescape"))

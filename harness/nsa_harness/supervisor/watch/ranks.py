@@ -130,17 +130,19 @@ class Ranks:
     def progress(self, now_s: float, deadline_s: float | None) -> Progress:
         """Return the current state of all ranks for display."""
         ranks = sorted({*self.status_files, *range(self.spec.ranks)})  # a rank without a process yet is starting up
-        rows = tuple(self._row(rank, self.status_files.get(rank), now_s) for rank in ranks)
+        rows = tuple(rank_progress(rank, self.status_files.get(rank), now_s, self.peaks.get(rank)) for rank in ranks)
         return Progress(elapsed_s=now_s, deadline_s=deadline_s, ranks=rows)
 
-    def _row(self, rank: int, status: StatusFile | None, now_s: float) -> RankProgress:
-        latest = status.latest_event if status else None
-        event = (status.latest_training_event or latest) if status else None
-        return RankProgress(
-            rank=rank,
-            phase=event.kind if event else "start",
-            step=status.step if status else 1,
-            no_progress_s=max(0.0, now_s - latest.at_s) if latest else None,
-            rss_bytes=self.peaks.get(rank),
-            module=event.name if event else None,
-        )
+
+def rank_progress(rank: int, status: StatusFile | None, now_s: float, rss_bytes: int | None) -> RankProgress:
+    """Return the progress of a rank for display. `status`: its status file, or None if there is none yet."""
+    latest = status.latest_event if status else None
+    event = (status.latest_training_event or latest) if status else None
+    return RankProgress(
+        rank=rank,
+        phase=event.kind if event else "start",
+        step=status.step if status else 1,
+        no_progress_s=max(0.0, now_s - latest.at_s) if latest else None,
+        rss_bytes=rss_bytes,
+        module=event.name if event else None,
+    )
