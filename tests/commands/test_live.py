@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
+import pty
+import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from threading import Thread
 
@@ -107,6 +111,25 @@ def test_without_a_terminal_top_prints_the_state_once(run: RunDir, capsys: pytes
     assert cli.run_command_line(["top", str(run.path / "nothing")]) == 2
 
 
+def test_q_leaves_and_the_run_goes_on(run: RunDir) -> None:
+    with lock_run(run):
+        pid, terminal = pty.fork()
+        if pid == 0:
+            environ = {**os.environ, "TERM": "xterm", "CI": "", "NO_COLOR": ""}
+            os.execve(sys.executable, [sys.executable, "-m", "nsa_harness", "top", str(run.path)], environ)
+        shown = b""
+        while b"q leaves" not in shown:
+            shown += os.read(terminal, 4096)
+        os.write(terminal, b"q")
+        with suppress(OSError):  # the terminal is closed by the end of the process
+            while part := os.read(terminal, 4096):
+                shown += part
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        os.close(terminal)
+        assert b"\x1b[?25h" in shown, "the cursor is visible again"
+        assert LiveRun(path=run.path).is_active
+
+
 # The server.
 
 
@@ -160,15 +183,28 @@ def test_another_host_gets_nothing(server: PageServer) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["first/spec.json", "secrets.json", ".lock", "../other", "first/../../other", "%2e%2e/other", "//etc/passwd"]
-    + ["first", "first/", "link", "first/link/passwd", "first/output.log/", "\x00"],
+    [
+        "first/spec.json",
+        "secrets.json",
+        ".lock",
+        "../other",
+        "first/../../other",
+        "%2e%2e/other",
+        "//etc/passwd",
+        "first",
+        "first/",
+        "link",
+        "first/link/passwd",
+        "first/output.log/",
+        "%00",
+    ],
 )
 def test_only_files_of_the_run_are_shown(run: RunDir, server: PageServer, name: str) -> None:
     (run.path.parent / "other").write_text("not yours")
     run.secrets.write_text("{}")
     (run.path / "link").symlink_to("/etc/passwd")
     (run.path / "first" / "link").symlink_to("/etc")
-    status, text = ask(server, f"/{server.token}/{name}".replace("\x00", "%00"))
+    status, text = ask(server, f"/{server.token}/{name}")
     assert (status, "root:" in text, "not yours" in text) == (404, False, False)
 
 
