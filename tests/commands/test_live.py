@@ -54,7 +54,7 @@ def test_events_that_are_added_are_read_once_and_half_a_line_waits(run: RunDir) 
     assert state.lines(100, 30)[1:] == ["  PASS  first   what happened to first"]
     whole = outcome("second", "HANG")
     with run.events.open("a") as file:
-        file.write(event(event="phase", scenario="x") + "not json\n" + whole[:40])
+        file.write(event(event="phase", scenario="x") + 'not json\n{"event": "outcome"}\n' + whole[:40])
     assert len(state.lines(100, 30)) == 2
     with run.events.open("a") as file:
         file.write(whole[40:])

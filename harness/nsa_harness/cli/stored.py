@@ -183,9 +183,9 @@ def compare(
 
 
 def top(run_path: StoredRun = None, out: Out = None) -> None:
-    """Show a run in progress: what each rank does, its rate, and who waits for whom.
+    """Show what the ranks of a run in progress are doing.
 
-    q leaves, and the run goes on. Without a terminal, the current state is printed once.
+    It shows the step, the rate, and who waits for whom. q leaves, and the run goes on. Without a terminal, the current state is printed once.
     """
     from nsa_harness.commands.live import top as show
 
@@ -197,9 +197,9 @@ def serve(
     port: Annotated[int, option("--port N", "TCP port. Default: a free one.", min=0, max=65535)] = 0,
     out: Out = None,
 ) -> None:
-    """Show the page of a run in a browser on this machine, and keep it up to date while the run is active.
+    """Show the page of a run in progress in a browser.
 
-    Only whoever has the printed URL can open it. Ctrl-C ends it.
+    The page stays up to date while the run is active. Only whoever has the printed URL can open it. Ctrl-C ends it.
     """
     from nsa_harness.commands.live import serve as show
 

@@ -21,6 +21,7 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import pairwise
 from pathlib import Path
+from threading import Lock
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -66,7 +67,7 @@ class LiveRun:
     planned: int = 0
     deadlines_s: dict[str, float | None] = field(default_factory=dict)  # by attempt
     stalls: dict[str, str] = field(default_factory=dict)  # attempt -> who waits for whom
-    ended: list[dict[str, Any]] = field(default_factory=list)  # the outcomes, as in report.json
+    ended: dict[str, tuple[EndedAttempt, str]] = field(default_factory=dict)  # by attempt, with a line about it
     _read_bytes: int = 0
 
     @property
@@ -102,28 +103,27 @@ class LiveRun:
             case "released":
                 self.stalls.pop(str(event["scenario"]), None)
             case "outcome":
-                self.ended = [one for one in self.ended if one["dir"] != event["outcome"]["dir"]]
-                self.ended.append(event["outcome"])
+                self._add_outcome(event["outcome"])
+
+    def _add_outcome(self, outcome: Mapping[str, Any]) -> None:
+        name, took_s = str(outcome["dir"]), float(outcome["timing"]["wall_s"])
+        status, is_final = Status(outcome["verdict"]), bool(outcome["final"])
+        attempt = EndedAttempt(status=status, expected=bool(outcome["expected"]), counts=is_final, took_s=took_s)
+        self.ended[name] = (attempt, escape(f"{status}  {name}   {outcome['summary']}"))
+        self.stalls.pop(name, None)
 
     def lines(self, width: int, height: int) -> list[str]:
         """Return the current state of the run as lines."""
         self.read_events()
         running = list(self._running())
-        ended = [
-            EndedAttempt(
-                status=Status(one["verdict"]), expected=bool(one["expected"]), counts=bool(one["final"]),
-                took_s=float(one["timing"]["wall_s"]),
-            )
-            for one in self.ended
-        ]  # fmt: skip
         view = View(
-            running=tuple(attempt for attempt, _ in running), ended=tuple(ended), run_count=self.planned, left_s=None,
-            interrupts=0, by_class=True,
+            running=tuple(attempt for attempt, _ in running), run_count=self.planned, left_s=None, interrupts=0,
+            ended=tuple(attempt for attempt, _ in self.ended.values()), by_class=True,
         )  # fmt: skip
         state = "running" if self.is_active else "ended"
         head = [f"{state} · {words.middle(escape(str(self.path)), max(width - len(state) - 3, 10))}"]
         notes = [cropped(f"    {line}", width) for _, lines in running for line in lines]
-        tail = [cropped(f"  {ended_line(one)}", width) for one in self.ended[-_MAX_ENDED:]]
+        tail = [cropped(f"  {line}", width) for _, line in list(self.ended.values())[-_MAX_ENDED:]]
         return [*head, *view_lines(view, width, max(height - len(head) - len(notes) - len(tail), 3)), *notes, *tail]
 
     def _running(self) -> Iterator[tuple[RunningAttempt, list[str]]]:
@@ -146,11 +146,6 @@ class LiveRun:
             attempt = RunningAttempt(name=name, phase=phase_name(progress), progress=progress, stall=stall)
             lines = [*_rate(statuses), *([] if stall else waits(statuses, now_ns / 1e9))]
             yield attempt, lines
-
-
-def ended_line(outcome: Mapping[str, Any]) -> str:
-    """Return one line about an outcome in the format of report.json."""
-    return escape(f"{outcome['verdict']}  {outcome['dir']}   {outcome['summary']}")
 
 
 def _status_files(probe_dir: Path) -> Iterator[tuple[int, StatusFile]]:
@@ -255,6 +250,7 @@ class PageServer(ThreadingHTTPServer):
     def __init__(self, run: RunDir, port: int) -> None:
         self.run = run
         self.state = LiveRun(path=run.path)
+        self.lock = Lock()  # a thread for each request reads the state
         self.token = secrets.token_urlsafe(24)
         super().__init__(("127.0.0.1", port), _Request)
 
@@ -291,9 +287,10 @@ class _Request(BaseHTTPRequestHandler):
             page = RunDir(run.path).directory.read_whole_file(run.html, _MAX_PAGE_BYTES).decode("utf-8", "replace")
         if not is_active and page is not None:
             return page
-        lines = state.lines(_PAGE_COLUMNS, _PAGE_ROWS)
+        with self.server.lock:
+            lines = state.lines(_PAGE_COLUMNS, _PAGE_ROWS)
         redacted = [run.redaction.text(line) for line in lines]
-        names = [f"{one['dir']}/output.log" for one in state.ended]
+        names = [f"{name}/output.log" for name in state.ended]
         return live_page(page, redacted, names, is_active=is_active)
 
     def _file(self, name: str) -> None:

@@ -29,7 +29,8 @@ from nsa_harness.texts import words
 _COMMAND = "exec "
 _PAUSES_S = (1.0, 10.0)  # before a message that could not be delivered is sent again
 _LAST_PAUSE_S = 0.5  # the same while nsa-harness ends
-_PATIENCE_S, _KILLED_PATIENCE_S = 5.0, 0.5  # how long nsa-harness waits for its messages before it ends
+_PATIENCE_S, _KILLED_PATIENCE_S = 4.0, 0.5  # how long nsa-harness waits for its messages before it ends
+_KILL_S = 1.0  # time to kill a command that is still running then
 _COMMAND_LIMIT_S = 30.0
 _MAX_STALLS, _MAX_OUTCOMES = 5, 10  # messages per run; a last message counts the other outcomes
 _MAX_LINES, _MAX_CHARS = 20, 400  # of a message, and of each of its lines
@@ -245,7 +246,7 @@ class _Channel:
             self._thread.join(max(end_s - time.monotonic(), 0.0))
             if self._thread.is_alive():
                 os.eventfd_write(self._stop, 1)
-                self._thread.join(_KILLED_PATIENCE_S)
+                self._thread.join(_KILL_S if self.target.startswith(_COMMAND) else 0.0)
                 return f"{words.plural(self._missed + self._waiting, 'message')} not delivered in time"
         os.close(self._stop)
         return f"{words.plural(self._missed, 'message')} not delivered ({self._reason})" if self._missed else ""
