@@ -185,7 +185,8 @@ def compare(
 def top(run_path: StoredRun = None, out: Out = None) -> None:
     """Show what the ranks of a run in progress are doing.
 
-    It shows the step, the rate, and who waits for whom. q leaves, and the run goes on. Without a terminal, the current state is printed once.
+    It shows the step, the rate, and who waits for whom. q leaves, and the run goes on. Without a terminal, the current
+    state is printed once.
     """
     from nsa_harness.commands.live import top as show
 
