@@ -67,22 +67,16 @@ ADDED |= {"commands: why", "commands: why <[RUN]>", *(
     for name in ("python", "experiment", "no-values", "repeat", "budget", "dry-run", "patch", "json", "out",
                  "no-redact", "git-diff")
 )}  # fmt: skip
-ADDED |= {
-    "commands: ci init", "commands: ci init <SCRIPT|SCENARIO>", "commands: ci summary --before",
-    *(f"commands: ci init --{name}" for name in ("ranks", "gitlab", "yes")),
-    "commands: history", "commands: history <[SCENARIO|FILE.py]>", "commands: compare", "commands: compare <BEFORE>",
-    "commands: compare <[AFTER]>", "commands: prune", "commands: prune <[RUN...]>", "commands: explain --ranks",
-    *(f"commands: history --{name}" for name in ("json", "last", "out")),
-    *(f"commands: compare --{name}" for name in ("json", "out")),
-    *(f"commands: prune --{name}" for name in ("keep", "out", "pin", "yes")),
-    *(f"commands: {name} --notify" for name in ("run", "bisect", "claim", "ready", "watch")),
-    *(
-        f"{document}detail.vitals[].{name}"
-        for document in ("ci summary: jobs[].outcomes[].", "events: outcome: outcome.", "outcome: ",
-                         "report.json: outcomes[].")
-        for name in ("own_s", "step_s", "step_p90_s")
-    ),
-}  # fmt: skip
+ADDED |= {"commands: explain --ranks", "commands: history", "commands: history <[SCENARIO|FILE.py]>", *(
+    f"commands: history --{name}" for name in ("last", "json", "out")
+), "commands: compare", "commands: compare <BEFORE>", "commands: compare <[AFTER]>", "commands: compare --json",
+   "commands: compare --out", "commands: prune", "commands: prune <[RUN...]>", *(
+    f"commands: prune --{name}" for name in ("keep", "yes", "pin", "out")
+)}  # fmt: skip
+ADDED |= {f"commands: {name} --notify" for name in ("run", "watch", "ready", "claim", "bisect")}
+ADDED |= {f"commands: {name}{part}" for name in ("top", "serve") for part in ("", " <[RUN]>", " --out")} | {
+    "commands: serve --port"
+}
 # The sample run chose values that earlier samples had not to choose.
 ADDED |= {"events: outcome: outcome.detail.chosen[]", "events: outcome: outcome.detail.chosen[][]"}
 # `ci matrix` and `ci matcher` take any words, and answer with what to do instead and exit code 2: tests/test_ci.py.
