@@ -25,7 +25,7 @@ from nsa_harness.errors import HarnessError, UsageError
 
 # Options whose value must follow `=`. Typer would read the next argument as the value of a bare option, so `--resume`
 # is rewritten to `--resume=auto` first.
-_AUTO_WITHOUT_VALUE = ("--gc-range", "--layers", "--seq-len", "--world-size", "--env", "--resume")
+_AUTO_WITHOUT_VALUE = ("--gc-range", "--layers", "--seq-len", "--world-size", "--env", "--resume", "--locked")
 _DEBUG = "NSA_HARNESS_DEBUG"
 # Environment variables of removed options. They are accepted and ignored while the schema number is 1.
 _REMOVED_VARIABLES = {f"NSA_HARNESS_{name}" for name in ("SHARDS", "TORCH", "GPUS", "BACKEND", "CPU", "RUNNER")}
@@ -41,7 +41,7 @@ _INSTEAD_OF_TIME_LIMIT = {
     "attach": "--for SECONDS limits the observation.",
 }
 _COMMANDS_WITHOUT_VERDICT = ("list", "explain", "schema")
-_COMMANDS_WITH_REPORTS = ("run", "bisect", "claim", "why", "ready", "watch", "attach")
+_COMMANDS_WITH_REPORTS = ("run", "lock", "bisect", "claim", "why", "ready", "watch", "attach")
 _NOT_JUDGED = 125  # exit code of ERROR: there is no verdict
 _USAGE = 2  # exit code of a usage error
 
@@ -113,6 +113,11 @@ nsa-harness history train.py""",
     "compare": """
 # the latest run, with an earlier one
 nsa-harness compare reports/20261128T140531-8394""",
+    "lock": """
+# write train.comm.lock beside train.py, and commit it
+nsa-harness lock train.py --ranks 2
+# does a step still communicate like this?
+nsa-harness run train.py --ranks 2 --locked""",
     "prune": """
 # which runs would go?
 nsa-harness prune --keep 20
@@ -170,6 +175,7 @@ _COMMANDS: dict[str, Callable[..., None]] = {
     "serve": stored.serve,
     "history": stored.history,
     "compare": stored.compare,
+    "lock": cli_run.lock,
     "prune": stored.prune,
     "fit": stored.fit,
     "doctor": machine.doctor,
@@ -358,7 +364,7 @@ def _options(
     context: typer.Context,
     _: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
 ) -> None:
-    if context.obj and context.invoked_subcommand not in ("run", "bisect", "claim", "watch", "doctor"):
+    if context.obj and context.invoked_subcommand not in ("run", "bisect", "claim", "watch", "doctor", "lock"):
         raise UsageError(
             f"`--` passes arguments to a program, but `nsa-harness {context.invoked_subcommand}` starts no program"
         )

@@ -41,6 +41,7 @@ from nsa_harness.errors import UsageError
 
 if TYPE_CHECKING:
     from nsa_harness.commands.scheduler import RunRequest
+    from nsa_harness.core.plan import RunSpec, Skip
     from nsa_harness.supervisor.launch.planning import Invocation, LaunchPlan
 
 _TARGETS = (
@@ -52,6 +53,10 @@ _PYTHON = (
     " otherwise the interpreter of nsa-harness."
 )
 _VERIFY = "After an edit, repeat what failed in a stored run until it fails again or counts as fixed."
+_LOCKED = (
+    "Fail if a training step does not communicate as recorded by `nsa-harness lock`. Default: NAME.comm.lock beside the"
+    " script."
+)
 _JOBS = "Runs in parallel, if memory allows. auto: as many as cores, GPUs and memory allow."
 
 
@@ -87,6 +92,7 @@ def run(
         str | None, option("--resume [=RUN]", "Continue an interrupted run. Default: the latest run.", SELECTION)
     ] = None,
     verify: Annotated[Path | None, option("--verify RUN", _VERIFY, SELECTION)] = None,
+    locked: Annotated[str | None, option("--locked [=FILE]", _LOCKED, ATTEMPTS)] = None,
     repeat: Annotated[int, option("--repeat N", "Attempts per scenario.", ATTEMPTS, min=1)] = 1,
     retries: Annotated[
         int, option("--retries N", "Repeat a scenario up to N more times until it ends as expected.", ATTEMPTS, min=0)
@@ -171,7 +177,65 @@ def run(
         tags=tuple(tag or ()), expression=expression, matrix=tuple(matrix or ()), shard=_parse_shard(shard),
         python=python,
     )  # fmt: skip
-    _launch(request, plan_launches(invocation, machine_facts()), dry_run=dry_run)
+    plan = plan_launches(invocation, machine_facts())
+    if locked is not None:
+        plan = replace(plan, specs=tuple(with_lock(spec, invocation, locked) for spec in plan.specs))
+    _launch(request, plan, dry_run=dry_run)
+
+
+def with_lock(spec: RunSpec | Skip, invocation: Invocation, file: str) -> RunSpec | Skip:
+    """Return a launch that is compared with a comm.lock file; AUTO: with the one of this scenario or script."""
+    from nsa_harness.commands.lock import locked
+    from nsa_harness.core.plan import RunSpec
+
+    if not isinstance(spec, RunSpec):
+        return spec
+    return locked(spec, lock_file(spec, invocation) if file == AUTO else Path(file))
+
+
+def lock_file(spec: RunSpec, invocation: Invocation) -> Path:
+    """Return the comm.lock file of a launch: beside its script, or in the working directory if it has none."""
+    from nsa_harness.supervisor.storage.comm_lock import SUFFIX
+
+    program = invocation.script
+    return Path(spec.scenario + SUFFIX) if program is None or program.module else Path(program.file).with_suffix(SUFFIX)
+
+
+def lock(
+    context: typer.Context,
+    targets: Annotated[
+        list[str] | None,
+        argument("[FILE.py|SCENARIO|KEY=VALUE]", "Your script, or a scenario.", autocompletion=scenario_names),
+    ] = None,
+    module: Annotated[str | None, option("-m MODULE", "Run a module, like `python -m MODULE`.", PROGRAM)] = None,
+    ranks: Ranks = 2,
+    python: Annotated[str | None, option("--python PATH", _PYTHON, PROGRAM)] = None,
+    to: Annotated[Path | None, option("--to FILE", "File to write. Default: NAME.comm.lock beside the script.")] = None,
+    out: Out = None,
+    verbose: Verbose = False,
+    no_redact: NoRedact = False,
+) -> None:
+    """Run a script or scenario once, and record what a healthy training step communicates.
+
+    The file lists each collective with its group, operation, dtype, size and call site. `nsa-harness run --locked`
+    fails if a later run communicates differently.
+    """
+    from dataclasses import replace
+
+    from nsa_harness.commands.lock import lock as record
+    from nsa_harness.core.plan import RunSpec
+    from nsa_harness.supervisor.launch.machine import machine_facts
+    from nsa_harness.supervisor.launch.planning import plan_launches
+
+    invocation = replace(invocation_from_args(context, targets, module=module, ranks=ranks), python=python)
+    plan = plan_launches(invocation, machine_facts())
+    for note in plan.notes:
+        print(f"note: {note}", file=sys.stderr)
+    specs = [spec for spec in plan.specs if isinstance(spec, RunSpec)]
+    if len(plan.specs) != 1 or not specs:
+        raise UsageError(f"lock records one launch, and {len(specs)} can run; name one script or scenario")
+    options = run_options(out, Probe.FULL, as_json=False, no_redact=no_redact, git_diff=False)
+    raise typer.Exit(record(specs[0], to or lock_file(specs[0], invocation), replace(options, verbose=verbose)))
 
 
 def invocation_from_args(

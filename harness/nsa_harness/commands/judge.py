@@ -24,7 +24,7 @@ from nsa_harness.core.outcome.outcome import outcome_of, skipped_outcome, unjudg
 from nsa_harness.core.outcome.reproduction import reproduction
 from nsa_harness.core.outcome.values import shown_values
 from nsa_harness.core.plan import RunSpec, Skip
-from nsa_harness.core.report import Artifact, Outcome, Status, Trouble
+from nsa_harness.core.report import Artifact, Facts, Outcome, Status, Trouble
 from nsa_harness.core.scenario.yaml_tree import visible
 from nsa_harness.core.verdict.verdict import judge
 from nsa_harness.errors import HarnessError
@@ -35,6 +35,7 @@ from nsa_harness.subject.files import is_launched_by, program_files
 from nsa_harness.subject.tables import RULES, reported_values
 from nsa_harness.supervisor.launch.launcher import command_line
 from nsa_harness.supervisor.storage.collect import collect
+from nsa_harness.supervisor.storage.comm_lock import schedule_misses
 from nsa_harness.supervisor.storage.inventory import inventory, write_reproduction
 from nsa_harness.supervisor.storage.metrics import printed_metrics
 from nsa_harness.supervisor.storage.record import load_judged_spec
@@ -59,8 +60,13 @@ def judge_evidence(
     metrics: Mapping[str, float],
     repeat: str | None,
     own_rules: tuple[Rule, ...] = (),
+    other_misses: Sequence[Facts] = (),
 ) -> Outcome:
-    """Judge the evidence of one attempt, with the program's `own_rules` in addition, and return its outcome."""
+    """Judge the evidence of one attempt and return its outcome.
+
+    `directory`: name of the attempt's directory. `repeat`: a command that repeats the attempt, or None. `own_rules`:
+    further diagnosis rules for the program that ran. `other_misses`: see `outcome_of`.
+    """
     judgement = judge(evidence)
     diagnosis = diagnose(evidence, judgement, own_rules)
     words = in_words(diagnosis)
@@ -75,6 +81,7 @@ def judge_evidence(
         artifacts=artifacts,
         metrics=metrics,
         repeat=repeat,
+        other_misses=other_misses,
     )
     (outcome,) = with_words([replace(outcome, trouble=(*outcome.trouble, *words.trouble))])
     return outcome
@@ -107,6 +114,7 @@ def judge_attempt(
             metrics={**evidence.metrics, **printed_metrics(attempt, spec.expect)},
             repeat=None if evidence.is_attached else f"nsa-harness run {shlex.quote(_relative_path(attempt.spec))}",
             own_rules=RULES if is_own_program else (),
+            other_misses=schedule_misses(attempt, spec),
         ),
         evidence.sources,
     )

@@ -72,12 +72,21 @@ class Bound:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LockedSchedule:
+    """The comm.lock file that a run is compared with."""
+
+    file: str
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Expect:
     verdict: str = "PASS"
     cause: str | None = None
     findings: tuple[str, ...] = ()  # all of them must be found
     missing_grads: int | None = None
     metrics: tuple[tuple[str, Bound], ...] = ()
+    communication: LockedSchedule | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 _IN_RANK = "nsa_harness.pytest_plugin.in_rank"
 _MARKER = (
-    'ranks(count, backend="gloo"): run the body of the test in `count` processes under torchrun. nsa-harness judges the'
-    " run: a hang fails the test, with its cause, rank and line."
+    'ranks(count, backend="gloo", locked=None): run the body of the test in `count` processes under torchrun.'
+    " nsa-harness judges the run: a hang fails the test, with its cause, rank and line. `locked`: a comm.lock file."
 )
 _runs = pytest.StashKey["Runs"]()
 
@@ -85,13 +85,17 @@ def _is_rank(config: pytest.Config) -> bool:
 def nsa_run(request: pytest.FixtureRequest) -> Callable[..., Outcome]:
     """Run a script under torchrun and return its Outcome: `nsa_run("train.py", "--steps", "2", ranks=2)`.
 
-    Settings are keywords with `__` for a dot, such as `limits__stall_s=20`. A run that fails or hangs raises nothing;
-    compare `outcome.verdict.status`.
+    `locked`: the comm.lock file with which the run is compared. Settings are keywords with `__` for a dot, such as
+    `limits__stall_s=20`. A run that fails or hangs raises nothing; compare `outcome.verdict.status`.
     """
 
-    def run(script: str | Path, *args: str, ranks: int = 2, **settings: Any) -> Outcome:
+    def run(
+        script: str | Path, *args: str, ranks: int = 2, locked: str | Path | None = None, **settings: Any
+    ) -> Outcome:
         words = [f"{key.replace('__', '.')}={value}" for key, value in settings.items()]
         runs = runs_of(request.config)
-        return runs.run(runs.script(script, args, ranks=ranks, settings=words, item=request.node)).outcome
+        return runs.run(
+            runs.script(script, args, ranks=ranks, settings=words, item=request.node), locked=locked
+        ).outcome
 
     return run

@@ -82,11 +82,16 @@ class Runs:
         env = (*spec.env, ("PYTEST_ADDOPTS", ""))  # the options of this session are not those of a rank
         return replace(spec, scenario=name, about=item.nodeid, subject=item.nodeid, env=env)
 
-    def run(self, spec: RunSpec, *, warm: bool = False) -> Answer:
+    def run(self, spec: RunSpec, *, warm: bool = False, locked: str | os.PathLike[str] | None = None) -> Answer:
         """Launch one run and wait for its end. Raise KeyboardInterrupt after Ctrl-C.
 
-        `warm`: fork the ranks from a process that has imported torch, if that is safe for this program.
+        `warm`: fork the ranks from a process that has imported torch, if that is safe for this program. `locked`: the
+        comm.lock file with which the run is compared.
         """
+        if locked is not None:
+            from nsa_harness.commands.lock import locked as with_lock
+
+            spec = with_lock(spec, Path(locked))
         # A variable that differs from test to test would need a fork server of its own for each.
         os.environ.pop("PYTEST_CURRENT_TEST", None)  # pytest sets it again before it next reads it
         if warm:

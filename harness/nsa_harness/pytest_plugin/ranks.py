@@ -24,7 +24,7 @@ Reports = Mapping[int, Sequence[Any]]
 
 def run_on_ranks(item: pytest.Function, marker: pytest.Mark, runs: Runs) -> None:
     """Run the test in each rank. Fail or skip it here, as the ranks did."""
-    count, backend = _arguments(marker)
+    count, backend, locked = _arguments(marker)
     config = item.config
     with tempfile.TemporaryDirectory(prefix="nsa-harness-test-") as directory:
         words = [
@@ -38,24 +38,26 @@ def run_on_ranks(item: pytest.Function, marker: pytest.Mark, runs: Runs) -> None
         ]  # fmt: skip
         Path(directory, OPTIONS).write_text(options_to_pass(config), encoding="utf-8")
         spec = runs.script("pytest", words, ranks=count, item=item, module=True)
-        answer = runs.run(spec, warm=True)
+        answer = runs.run(spec, warm=True, locked=None if locked is None else item.path.parent / locked)
         _conclude(answer, {rank: _reports(Path(directory, f"rank{rank}.jsonl"), config) for rank in range(count)})
 
 
-def _arguments(marker: pytest.Mark) -> tuple[int, str | None]:
-    """Return the number of ranks and the backend. Fail the test if the marker has other arguments."""
+def _arguments(marker: pytest.Mark) -> tuple[int, str | None, str | Path | None]:
+    """Return the number of ranks, the backend and the comm.lock file. Fail the test if there are other arguments."""
 
-    def ranks(count: int, backend: str | None = "gloo") -> tuple[int, str | None]:
-        return count, backend
+    def ranks(
+        count: int, backend: str | None = "gloo", locked: str | Path | None = None
+    ) -> tuple[int, str | None, str | Path | None]:
+        return count, backend, locked
 
     try:
         bound = inspect.signature(ranks).bind(*marker.args, **marker.kwargs)
     except TypeError as error:
-        pytest.fail(f"@pytest.mark.ranks: {error}; expected ranks(count, backend='gloo')", pytrace=False)
-    count, backend = ranks(*bound.args, **bound.kwargs)
+        pytest.fail(f"@pytest.mark.ranks: {error}; expected ranks(count, backend='gloo', locked=None)", pytrace=False)
+    count, backend, locked = ranks(*bound.args, **bound.kwargs)
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
         pytest.fail(f"@pytest.mark.ranks: expected a number of ranks, got {count!r}", pytrace=False)
-    return count, backend
+    return count, backend, locked
 
 
 def _reports(file: Path, config: pytest.Config) -> list[Any]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 from nsa_harness.core.comparison.severity import silent_faults
+from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.report import (
     INCONCLUSIVE,
     SUSPECTED,
@@ -101,6 +103,29 @@ def advice(outcome: Outcome) -> str:
         return ""
     cause = cause_of(outcome)
     return cause.advice if cause and cause.advice else remedy(outcome.verdict.cause)
+
+
+def communication_table(outcome: Outcome) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Return the column names and rows of the table with each call that differs from a comm.lock file.
+
+    There are no rows if the run was not compared with such a file, or does not differ from it.
+    """
+    head = ("", "times:", "group", "operation", "dtype", "elements:", "called by")
+    rows = []
+    for finding in outcome.findings if outcome.verdict.cause == Cause.EXPECTATION_MISSED else ():
+        changes: Any = finding.facts.get("changes", ())
+        for change in changes:
+            before, after = change.get("before", {}), change.get("after", {})
+            cells = (
+                " → ".join(dict.fromkeys(_cell(side[key]) for side in (before, after) if side))
+                for key in ("group", "op", "dtype", "elements", "site")
+            )
+            rows.append((change["kind"], f"{change['count']} x", *cells))
+    return head, rows
+
+
+def _cell(value: object) -> str:
+    return f"{value:,}" if isinstance(value, int) else str(value) or "below Python"
 
 
 def why_look_at(outcome: Outcome) -> str:

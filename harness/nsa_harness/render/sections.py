@@ -225,6 +225,7 @@ def run_section(number: int, outcome: Outcome, *, alone: bool) -> RunDetails:
     """Return the report section on run `number`, counted from 1. `alone`: the report has no other run."""
     sections = (
         RunAnswer(outcome=outcome),
+        *_communication(outcome),
         *_raised(outcome),
         *_ranks(outcome),
         *_what_to_do(outcome),
@@ -239,6 +240,12 @@ def run_section(number: int, outcome: Outcome, *, alone: bool) -> RunDetails:
         *_files(outcome),
     )
     return RunDetails(number=number, outcome=outcome, alone=alone, sections=sections)
+
+
+def _communication(outcome: Outcome) -> Iterator[Section]:
+    head, rows = answer.communication_table(outcome)
+    if rows:
+        yield Table(title="Calls that differ from the recorded step", kind="values", head=head, rows=lines(rows))
 
 
 def _raised(outcome: Outcome) -> Iterator[Section]:

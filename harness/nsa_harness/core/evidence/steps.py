@@ -85,32 +85,48 @@ def elements(collective: Collective) -> int:
 
 
 def step_rows(status_file: StatusFile, collectives: Sequence[Collective]) -> tuple[StepRow, ...]:
-    """Return the collectives that the rank entered, grouped by optimizer step."""
-    if status_file.zero_ns is None or not status_file.steps_s:
-        return ()
-    since_s = _remembered_since(status_file, collectives)
-    timed = [
-        (at_s, collective) for collective in collectives if (at_s := entered_s(status_file, collective)) is not None
-    ]
+    """Return the collectives that the rank entered, grouped by optimizer step.
+
+    A step is left out if the status file or the flight recorder has overwritten a part of it. Consecutive steps with
+    the same collectives share a row. The result is empty if the clocks of both records cannot be compared.
+    """
     rows = (
         StepRow(
             step=step,
             last_step=step,
             done_s=end_s,
             gradients=status_file.gradients.get(step) if end_s is not None else None,
-            tallies=_tallies(
-                status_file,
+            tallies=_tallies(status_file, entered),
+        )
+        for step, end_s, entered in entered_by_step(status_file, collectives)
+    )
+    return tuple(_merge_equal_steps(rows))[-_MAX_ROWS:]
+
+
+def entered_by_step(
+    status_file: StatusFile, collectives: Sequence[Collective]
+) -> Iterator[tuple[int, float | None, list[Collective]]]:
+    """Yield the number and end of each optimizer step that is recorded completely, and the collectives entered in it.
+
+    The end of the step in progress is None. A step lasts from the end of the step before to its own end.
+    """
+    if status_file.zero_ns is None or not status_file.steps_s:
+        return
+    since_s = _remembered_since(status_file, collectives)
+    timed = [
+        (at_s, collective) for collective in collectives if (at_s := entered_s(status_file, collective)) is not None
+    ]
+    for step, begin_s, end_s in _spans(status_file):
+        if since_s is None or (begin_s is not None and begin_s >= since_s):
+            yield (
+                step,
+                end_s,
                 [
                     collective
                     for at_s, collective in timed
                     if (begin_s is None or at_s > begin_s) and (end_s is None or at_s <= end_s)
                 ],
-            ),
-        )
-        for step, begin_s, end_s in _spans(status_file)
-        if since_s is None or (begin_s is not None and begin_s >= since_s)
-    )
-    return tuple(_merge_equal_steps(rows))[-_MAX_ROWS:]
+            )
 
 
 def by_step(rows: Sequence[StepRow]) -> dict[int, StepRow]:

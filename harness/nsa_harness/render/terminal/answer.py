@@ -31,6 +31,7 @@ MAX_LINES = 16  # on 80 columns; up to three lines with commands and the HTML pa
 ANSWER_LABEL_WIDTH = 10
 _MIN_CELL_COLUMNS = 16  # a table cell is not wrapped to less than this width
 _LOOK_AT = "    look at "
+_MAX_CALLS = 12  # rows of calls that differ from a comm.lock file
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +84,7 @@ def _lines_within(outcome: Outcome, budget: _Budget, width: int) -> list[str]:
     parts = (
         list(paragraph(headline(outcome), width, "", "      ")),
         list(paragraph(answer.sentence(outcome.verdict.summary), width, "  ")),
-        [*_look_at(outcome, width), *_stacks(outcome, budget, width)],
+        [*_look_at(outcome, width), *_stacks(outcome, budget, width), *_communication(outcome, width)],
         [*ranks_table(outcome, budget.ranks, width, wrap=True), *_values(outcome, budget, width)],
         list(_what_to_do(outcome, budget, width)),
     )
@@ -163,6 +164,15 @@ def _with_wrapped_cells(head: Sequence[str], rows: Sequence[Sequence[str]], widt
         yield (*row[:widest], first, *row[widest + 1 :])
         for text in others:
             yield tuple(text if column == widest else "" for column in range(len(row)))
+
+
+def _communication(outcome: Outcome, width: int) -> Iterator[str]:
+    """Yield a table of the calls that differ from a comm.lock file."""
+    head, rows = answer.communication_table(outcome)
+    if rows:
+        yield from table(head, rows[:_MAX_CALLS], width, "    ")
+    if len(rows) > _MAX_CALLS:
+        yield f"    and {words.plural(len(rows) - _MAX_CALLS, 'more row')} in SUMMARY.md"
 
 
 def _values(outcome: Outcome, budget: _Budget, width: int) -> Iterator[str]:

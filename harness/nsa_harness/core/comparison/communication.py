@@ -1,0 +1,303 @@
+"""What the ranks of a job communicate in one training step, and how two such schedules differ."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from difflib import SequenceMatcher
+from enum import StrEnum
+from itertools import pairwise
+from math import prod
+
+from nsa_harness.core.evidence.evidence import Call, Collective, StatusFile
+from nsa_harness.core.evidence.flight import FlightDump
+from nsa_harness.core.evidence.steps import elements, entered_by_step, python_calls
+
+# Parts of an operation's name that depend on the version of torch and on the caller.
+_VARIANT = re.compile(r"^_|(_into_tensor|_tensor|_single|_base)?(_coalesced)?(_autograd)?$")
+_BY_SHARD = ("all_gather", "reduce_scatter")  # their tensors are padded to a multiple of the group's size
+_PADDING = 1.25  # largest factor by which such padding may change a tensor
+WORLD, ALL = "world", "all"
+
+Meshes = Mapping[int, Mapping[str, int]]  # rank -> its coordinate on each axis of the device mesh
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """A process group, named so that the name holds in a job of any size.
+
+    `names`: the axis of the device mesh that it spans, "world" if it has all ranks, or else its shape. It may have
+    several of these names, such as ("dp", "world").
+    """
+
+    names: tuple[str, ...]
+    size: int
+
+    def is_same(self, other: Group) -> bool:
+        """Return whether both may be the same group in jobs of different sizes."""
+        return not set(self.names).isdisjoint(other.names)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Operation:
+    """A collective or transfer of one rank. `line` is only shown, and never compared."""
+
+    group: Group
+    op: str
+    dtype: str
+    elements: int | None  # that the rank contributes; None: any number, such as for an object
+    site: str  # file and function that called it, such as "train.py main"; "": called below Python, such as by DDP
+    line: int | None = field(default=None, compare=False)
+
+    @property
+    def bytes(self) -> int:
+        """The size of what the rank contributes."""
+        digits = re.search(r"\d+", self.dtype)
+        return (self.elements or 0) * (int(digits[0]) // 8 if digits else 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Role:
+    """Ranks that communicate alike, and their operations in one step, in order.
+
+    `who`: "all", ranks such as "0" or "1-" (rank 1 and all after it), or a coordinate in the mesh such as "pp=0".
+    """
+
+    who: str
+    operations: tuple[Operation, ...]
+
+
+def bytes_of(operations: Sequence[Operation]) -> int:
+    """Return the number of bytes that a rank contributes to these operations."""
+    return sum(operation.bytes for operation in operations)
+
+
+Steps = Mapping[int, tuple[Operation, ...]]  # number of an optimizer step -> the operations of one rank in it
+
+
+def recorded_steps(status_file: StatusFile, flight: FlightDump, meshes: Meshes) -> Steps:
+    """Return what one rank communicated in each step that was recorded completely."""
+    world = tuple(range(status_file.world_size or 1))
+    kinds: list[dict[int, list[tuple[int, Operation]]]] = []
+    for records in (flight.collectives, flight.transfers):
+        calls = python_calls(status_file, records)
+        steps: dict[int, list[tuple[int, Operation]]] = {}
+        for step, end_s, entered in entered_by_step(status_file, records):
+            if end_s is None:
+                continue
+            timed = steps.setdefault(step, [])
+            for one in entered:
+                members = status_file.groups.get(one.group) or world
+                group = Group(names=tuple(_names(members, len(world), meshes)), size=len(members))
+                timed.append((one.created_ns, _operation(one, calls.get((one.group, one.seq)), group)))
+        kinds.append(steps)
+    collectives, transfers = kinds
+    return {
+        step: tuple(one for _, one in sorted((*collectives[step], *transfers[step]), key=lambda pair: pair[0]))
+        for step in collectives.keys() & transfers.keys()
+    }
+
+
+def steady_step(ranks: Sequence[Steps]) -> tuple[int | None, bool]:
+    """Return the last step in which every rank communicated as in the step before, and True.
+
+    If there is none, return the last step that all ranks recorded, or None, and False.
+    """
+    common = set.intersection(*map(set, ranks)) if ranks else set()
+    steady = [step for step in common if step - 1 in common and all(one[step] == one[step - 1] for one in ranks)]
+    return max(steady or common, default=None), bool(steady)
+
+
+def roles(operations: Mapping[int, tuple[Operation, ...]], meshes: Meshes) -> tuple[Role, ...]:
+    """Return the roles of the ranks, the first rank's role first. `operations`: those of each rank in one step."""
+    members: dict[tuple[Operation, ...], list[int]] = {}
+    for rank in sorted(operations):
+        members.setdefault(operations[rank], []).append(rank)
+    groups = list(members.values())
+    for axis in meshes.get(0, {}):
+        coordinates = [{meshes.get(rank, {}).get(axis) for rank in ranks} for ranks in groups]
+        if all(len(one) == 1 for one in coordinates) and len(set.union(*coordinates)) == len(groups) > 1:
+            return tuple(
+                Role(who=f"{axis}={one.pop()}", operations=own) for one, own in zip(coordinates, members, strict=True)
+            )
+    last = max(operations)
+    return tuple(
+        Role(who=ALL if len(groups) == 1 else _ranges(ranks, last), operations=own) for own, ranks in members.items()
+    )
+
+
+def role_of(rank: int, candidates: Sequence[Role], meshes: Meshes) -> Role:
+    """Return the role that a rank has by its number and coordinates, or the last role if none fits."""
+    for role in candidates:
+        axis, _, coordinate = role.who.partition("=")
+        if role.who == ALL or (coordinate and str(meshes.get(rank, {}).get(axis)) == coordinate):
+            return role
+        for part in role.who.split(",") if not coordinate else ():
+            first, dash, last = part.partition("-")
+            if int(first) <= rank <= int(last or (rank if dash else first)):
+                return role
+    return candidates[-1]
+
+
+def _ranges(ranks: Sequence[int], last: int) -> str:
+    """Return text for sorted ranks, such as "0,2-3". The range with the job's last rank has no end: "1-"."""
+    parts: list[list[int]] = []
+    for rank in ranks:
+        if parts and parts[-1][-1] == rank - 1:
+            parts[-1].append(rank)
+        else:
+            parts.append([rank])
+    return ",".join(
+        f"{part[0]}-" if part[-1] == last else f"{part[0]}-{part[-1]}" if len(part) > 1 else f"{part[0]}"
+        for part in parts
+    )
+
+
+def _operation(collective: Collective, call: Call | None, group: Group) -> Operation:
+    place = call.place if call else None
+    return Operation(
+        group=group,
+        op=_VARIANT.sub("", call.op if call else collective.op),
+        dtype=(collective.dtypes or ("none",))[0],
+        elements=None if call and "object" in call.op else elements(collective),
+        site=f"{(place.file or '').rpartition('/')[2]} {place.function}" if place else "",
+        line=place.line if place else None,
+    )
+
+
+def _names(members: Sequence[int], world_size: int, meshes: Meshes) -> Iterator[str]:
+    """Yield the names of a group: its axes in the mesh, "world", or its shape."""
+    places = [meshes.get(rank, {}) for rank in members]
+    axes = {axis: max(place[axis] for place in meshes.values()) + 1 for axis in places[0]}
+    spanned = [axis for axis in axes if len({place.get(axis) for place in places}) > 1]
+    is_named = axes and prod(axes[axis] for axis in spanned) == len(members)
+    if is_named:
+        yield from ["+".join(spanned)] if spanned else [axis for axis in axes if axes[axis] == 1]
+    if len(members) == world_size:
+        yield WORLD
+    elif not is_named:
+        gaps = {later - earlier for earlier, later in pairwise(members)}
+        yield (
+            f"blocks-of-{len(members)}" if gaps <= {1}
+            else f"every-{gaps.pop()}" if len(gaps) == 1
+            else f"ranks-{'.'.join(map(str, members))}"
+        )  # fmt: skip
+
+
+# The comparison of two schedules.
+
+
+class ChangeKind(StrEnum):
+    ADDED = "added"
+    REMOVED = "removed"
+    CHANGED = "changed"
+    MOVED = "in another order"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """A difference between two schedules. `before` is None for an added operation, `after` for a removed one.
+
+    If both are the same operation, it has moved to another place in the order. `count`: how often it occurs.
+    """
+
+    before: Operation | None
+    after: Operation | None
+    count: int = 1
+
+    @property
+    def kind(self) -> ChangeKind:
+        if self.before is None or self.after is None:
+            return ChangeKind.ADDED if self.before is None else ChangeKind.REMOVED
+        return ChangeKind.MOVED if self.before == self.after else ChangeKind.CHANGED
+
+
+def changes(before: Sequence[Operation], after: Sequence[Operation]) -> tuple[Change, ...]:
+    """Return the differences between two schedules, in the order of the steps; equal ones are counted.
+
+    The two jobs may have different sizes. Then sizes that follow from the number of ranks are no difference.
+    """
+    kinds = tuple(dict.fromkeys(before))
+    after = [
+        min((one for one in kinds if _is_same(one, own)), key=lambda one: abs(_whole(one) - _whole(own)), default=own)
+        for own in after
+    ]
+    if list(before) == after:
+        return ()
+    removed: list[Operation] = []
+    added: list[Operation] = []
+    for tag, first, last, own_first, own_last in SequenceMatcher(None, before, after, autojunk=False).get_opcodes():
+        if tag != "equal":
+            removed += before[first:last]
+            added += after[own_first:own_last]
+    counts: dict[Change, int] = {}
+    for change in _paired(removed, added):
+        counts[change] = counts.get(change, 0) + 1
+    return tuple(replace(change, count=count) for change, count in counts.items())
+
+
+def _is_same(before: Operation, after: Operation) -> bool:
+    """Return whether two operations are the same in jobs that may have different sizes."""
+    if not before.group.is_same(after.group) or replace(after, group=before.group, elements=before.elements) != before:
+        return False
+    sizes = before.elements, after.elements
+    if None in sizes or sizes[0] == sizes[1]:
+        return sizes.count(None) in (0, 2)
+    if before.group.size == after.group.size or not before.op.startswith(_BY_SHARD):
+        return False
+    small, large = sorted((_whole(before), _whole(after)))
+    return large <= _PADDING * small
+
+
+def _whole(operation: Operation) -> int:
+    """Return the number of elements of all ranks together for a gather, and of one rank for any other operation."""
+    return (operation.elements or 0) * (operation.group.size if operation.op == "all_gather" else 1)
+
+
+def _paired(removed: list[Operation], added: list[Operation]) -> Iterator[Change]:
+    """Yield the changes. An added operation and the removed one that is most like it are one change."""
+    partners: dict[int, Operation] = {}  # position in `removed` -> its partner
+    left = list(added)
+    for likeness in (_LIKENESS_OF_EQUALS, 3, 2):
+        for number, old in enumerate(removed):
+            if number not in partners and (fits := [new for new in left if _likeness(old, new) == likeness]):
+                partners[number] = fits[0]
+                left.remove(fits[0])
+    yield from (Change(before=old, after=partners.get(number)) for number, old in enumerate(removed))
+    yield from (Change(before=None, after=new) for new in left)
+
+
+_LIKENESS_OF_EQUALS = 4
+
+
+def _likeness(old: Operation, new: Operation) -> int:
+    """Return how many properties two operations share. 0: they are not the same call before and after a change."""
+    same = (old.op == new.op, old.site == new.site, old.elements == new.elements, old.dtype == new.dtype)
+    return sum(same) if old.group.is_same(new.group) and (same[0] or same[1]) else 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lock:
+    """A reviewed schedule: what each rank of a job communicates in one step. `ranks`: the size of the job."""
+
+    ranks: int
+    roles: tuple[Role, ...]
+
+
+def folded(operations: Sequence[Operation], longest: int = 64) -> Iterator[tuple[int, tuple[Operation, ...]]]:
+    """Yield the operations in order, as blocks with the number of times that each block is repeated.
+
+    `longest`: the most operations of a block that is looked for.
+    """
+    at = 0
+    while at < len(operations):
+        best, times = 1, 1
+        for size in range(1, min(longest, (len(operations) - at) // 2) + 1):
+            block, count = operations[at : at + size], 1
+            while operations[at + count * size : at + (count + 1) * size] == block:
+                count += 1
+            if count > 1 and count * size > best * times:
+                best, times = size, count
+        yield times, tuple(operations[at : at + best])
+        at += best * times
