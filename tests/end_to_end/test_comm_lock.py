@@ -64,6 +64,7 @@ def test_harmless_changes_are_none_and_a_harmful_one_is_told(kind: str, tmp_path
     edited.write_text(text)
     outcome, _ = carry_out(tmp_path, server, edited, kind, file=file)
     assert outcome.verdict.status == "PASS", outcome.verdict.summary
+    assert "a step communicates as communicates.comm.lock says" in outcome.passed_checks
     outcome, _ = carry_out(tmp_path, server, PROGRAM, kind, DIFFERENCES[kind], file=file)
     assert (outcome.verdict.status, outcome.verdict.cause) == ("FAIL", "expectation_missed")
     assert "communicates.comm.lock" in outcome.verdict.summary

@@ -122,6 +122,21 @@ BY_HAND: dict[str, list[dict[str, Any]]] = {
         ),
     ],
     "expectation_missed": [
+        {"variant": "no communication", "file": "a.comm.lock", "reason": "no optimizer step ended on every rank"},
+        *(
+            {
+                "variant": "communication",
+                "file": "a.comm.lock",
+                "who": who,
+                "number": 4,
+                "steady": steady,
+                "counts": ({"kind": "added", "count": 1}, {"kind": "changed", "count": 2}),
+                "changes": (),
+                "bytes_before": 132612,
+                "bytes_after": after,
+            }
+            for who, steady, after in (("all", True, 132616), ("0, 1", False, 132612))
+        ),
         {"variant": "finding", "finding": "nan"},
         {"variant": "gradients not traced", "missing_gradients": 0},
         {"variant": "gradients", "missing_gradients": 0, "seen": ({"rank": 1, "missing": 2},)},

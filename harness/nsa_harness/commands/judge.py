@@ -118,6 +118,9 @@ def judge_attempt(
         ),
         evidence.sources,
     )
+    if spec.expect.communication and outcome.verdict.status is Status.PASS:
+        check = f"a step communicates as {spec.expect.communication.file} says"
+        outcome = replace(outcome, passed_checks=(*outcome.passed_checks, check))
     pids = {rank.rank: rank.pid for rank in evidence.ranks}
     values, unread = collect_values(attempt, pids, is_needed=outcome.verdict.status is not Status.PASS)
     outcome = replace(
