@@ -217,8 +217,8 @@ def lock(
 ) -> None:
     """Run a script or scenario once, and record what a healthy training step communicates.
 
-    The file lists each collective with its group, operation, dtype, size and call site. `nsa-harness run --locked`
-    fails if a later run communicates differently.
+    Runs a script or scenario once and writes a file for review. The file lists each collective with its group,
+    operation, dtype, size and call site. `nsa-harness run --locked` fails if a later run communicates differently.
     """
     from dataclasses import replace
 
