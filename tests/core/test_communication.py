@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -80,6 +81,24 @@ def test_each_harmful_change_is_told(kind: str) -> None:
 
 def test_merged_buckets_are_a_larger_one_and_one_less() -> None:
     assert kinds(DDP, [LOSS, COUNT, operation(elements=2 * 16576)]) == {"changed": 1, "removed": 1}
+
+
+def test_one_more_call_among_equal_layers_is_one_difference() -> None:
+    layers = [IN_BLOCK, replace(IN_BLOCK, site="train.py attend")] * 100
+    assert kinds(layers, [*layers[:70], LOSS, *layers[70:150], COUNT, *layers[150:]]) == {"added": 2}
+    assert kinds(layers, [*layers[:70], *layers[74:]]) == {"removed": 4}
+    assert kinds(layers * 4, [replace(one, dtype="bfloat16") for one in layers * 4]) == {"changed": 800}
+
+
+@given(*[st.lists(st.sampled_from([LOSS, COUNT, GATHER, IN_BLOCK]), max_size=12)] * 2)
+def test_the_changes_lead_from_one_schedule_to_the_other(before: list[Operation], after: list[Operation]) -> None:
+    result = Counter(before)
+    for change in changes(before, after):
+        result[change.before] -= change.count
+        result[change.after] += change.count
+    del result[None]
+    assert {one: count for one, count in result.items() if count} == Counter(after)
+    assert (changes(before, after) == ()) == (before == after)
 
 
 def test_shards_follow_the_number_of_ranks_and_nothing_else_does() -> None:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from nsa_harness.commands.attempt import run_one
-from nsa_harness.commands.lock import locked
-from nsa_harness.core.comparison.communication import Lock
+from nsa_harness.commands.run import locked
+from nsa_harness.core.comparison.communication import Group, Lock, Operation, Role
 from nsa_harness.core.plan import Launcher, RunSpec
 from nsa_harness.core.report import Outcome
 from nsa_harness.supervisor.launch.fork_client import ForkServer
@@ -19,7 +21,7 @@ from nsa_harness.supervisor.launch.planning import Invocation, Script, plan_laun
 from nsa_harness.supervisor.storage.comm_lock import lock_text, parse_lock, recorded, with_large_recorder
 from nsa_harness.supervisor.storage.rundir import AttemptDir, create_run
 
-from .conftest import PROGRAMS, Undisturbed, Workspace, forget_the_test
+from .conftest import LIMIT_S, PROGRAMS, Undisturbed, Workspace, forget_the_test
 
 PROGRAM = PROGRAMS / "communicates.py"
 HARMLESS = (
@@ -78,6 +80,54 @@ def test_a_lock_holds_for_another_world_size(tmp_path: Path, server: ForkServer)
     assert {name for one in role.operations for name in one.group.names} == {"dp", "world"}
     outcome, _ = carry_out(tmp_path, server, PROGRAM, "fsdp", ranks=3, file=file)
     assert outcome.verdict.status == "PASS", outcome.verdict.summary
+
+
+STEPS = """\
+import pytest
+import torch
+import torch.distributed as dist
+
+@pytest.mark.ranks(2, locked="step.comm.lock")
+@pytest.mark.parametrize("times", [1, 2])
+def test_step(times):
+    parameter = torch.nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.SGD([parameter])
+    for _ in range(4):
+        parameter.sum().backward()
+        for _ in range(times):
+            dist.all_reduce(parameter.grad)
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+
+
+def test_a_test_on_several_ranks_is_compared_with_a_file(tmp_path: Path) -> None:
+    reduction = Operation(
+        group=Group(names=("world",), size=2),
+        op="all_reduce",
+        dtype="float32",
+        elements=3,
+        site="test_steps.py test_step",
+    )
+    lock = Lock(ranks=2, roles=(Role(who="all", operations=(reduction,)),))
+    (tmp_path / "step.comm.lock").write_text(lock_text(lock))
+    (tmp_path / "test_steps.py").write_text(STEPS)
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    words = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-p",
+        "nsa_harness.pytest_plugin",
+        "-p",
+        "no:cacheprovider",
+        "test_steps.py",
+    ]
+    ran = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    assert "1 failed, 1 passed" in ran.stdout, ran.stdout
+    assert (
+        "does not communicate as step.comm.lock says: 1 call added; 12 bytes per step and rank became 24" in ran.stdout
+    )
 
 
 @pytest.mark.slow

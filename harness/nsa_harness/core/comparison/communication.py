@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from difflib import SequenceMatcher
 from enum import StrEnum
 from itertools import pairwise
 from math import prod
@@ -223,18 +223,59 @@ def changes(before: Sequence[Operation], after: Sequence[Operation]) -> tuple[Ch
         min((one for one in kinds if _is_same(one, own)), key=lambda one: abs(_whole(one) - _whole(own)), default=own)
         for own in after
     ]
-    if list(before) == after:
-        return ()
-    removed: list[Operation] = []
-    added: list[Operation] = []
-    for tag, first, last, own_first, own_last in SequenceMatcher(None, before, after, autojunk=False).get_opcodes():
-        if tag != "equal":
-            removed += before[first:last]
-            added += after[own_first:own_last]
-    counts: dict[Change, int] = {}
-    for change in _paired(removed, added):
-        counts[change] = counts.get(change, 0) + 1
-    return tuple(replace(change, count=count) for change, count in counts.items())
+    numbers: dict[Operation, int] = {}
+    removed, added = _edits(*([numbers.setdefault(one, len(numbers)) for one in side] for side in (before, after)))
+    operations = list(numbers)
+    return tuple(_paired(Counter(operations[one] for one in removed), Counter(operations[one] for one in added)))
+
+
+_MOST_EDITS = 500  # if two schedules differ in more calls, every call between the first and last difference counts
+
+
+def _edits(before: Sequence[int], after: Sequence[int]) -> tuple[Sequence[int], Sequence[int]]:
+    """Return the fewest items to remove from and to add to `before` that make it `after`, each in order.
+
+    This is the greedy algorithm of Myers, "An O(ND) difference algorithm and its variations", 1986. `difflib` does not
+    find the fewest in schedules of many equal layers.
+    """
+    while before and after and before[0] == after[0]:
+        before, after = before[1:], after[1:]
+    while before and after and before[-1] == after[-1]:
+        before, after = before[:-1], after[:-1]
+    furthest, history = {1: 0}, []  # diagonal (items of `before` minus items of `after`) -> items of `before` consumed
+    for edits in range(min(len(before) + len(after), _MOST_EDITS) + 1):
+        history.append(dict(furthest))
+        for diagonal in range(-edits, edits + 1, 2):
+            adds = _adds(furthest, diagonal, edits)
+            at = furthest[diagonal + 1] if adds else furthest[diagonal - 1] + 1
+            while at < len(before) and at - diagonal < len(after) and before[at] == after[at - diagonal]:
+                at += 1
+            furthest[diagonal] = at
+            if at >= len(before) and at - diagonal >= len(after):
+                return _path(before, after, history)
+    return before, after
+
+
+def _adds(furthest: Mapping[int, int], diagonal: int, edits: int) -> bool:
+    """Return whether the best way to a diagonal with so many edits ends with an added item, not a removed one."""
+    return diagonal == -edits or (diagonal != edits and furthest[diagonal - 1] < furthest[diagonal + 1])
+
+
+def _path(
+    before: Sequence[int], after: Sequence[int], history: Sequence[Mapping[int, int]]
+) -> tuple[list[int], list[int]]:
+    removed: list[int] = []
+    added: list[int] = []
+    diagonal = len(before) - len(after)
+    for edits in range(len(history) - 1, 0, -1):
+        furthest = history[edits]
+        if _adds(furthest, diagonal, edits):
+            diagonal += 1
+            added.insert(0, after[furthest[diagonal] - diagonal])
+        else:
+            diagonal -= 1
+            removed.insert(0, before[furthest[diagonal]])
+    return removed, added
 
 
 def _is_same(before: Operation, after: Operation) -> bool:
@@ -255,17 +296,20 @@ def _whole(operation: Operation) -> int:
     return (operation.elements or 0) * (operation.group.size if operation.op == "all_gather" else 1)
 
 
-def _paired(removed: list[Operation], added: list[Operation]) -> Iterator[Change]:
+def _paired(removed: Counter[Operation], added: Counter[Operation]) -> Iterator[Change]:
     """Yield the changes. An added operation and the removed one that is most like it are one change."""
-    partners: dict[int, Operation] = {}  # position in `removed` -> its partner
-    left = list(added)
+    pairs: dict[Operation, list[Change]] = {}
     for likeness in (_LIKENESS_OF_EQUALS, 3, 2):
-        for number, old in enumerate(removed):
-            if number not in partners and (fits := [new for new in left if _likeness(old, new) == likeness]):
-                partners[number] = fits[0]
-                left.remove(fits[0])
-    yield from (Change(before=old, after=partners.get(number)) for number, old in enumerate(removed))
-    yield from (Change(before=None, after=new) for new in left)
+        for old, new in ((old, new) for old in removed for new in added if _likeness(old, new) == likeness):
+            if count := min(removed[old], added[new]):
+                pairs.setdefault(old, []).append(Change(before=old, after=new, count=count))
+                removed[old] -= count
+                added[new] -= count
+    for old, left in removed.items():
+        yield from pairs.get(old, ())
+        if left:
+            yield Change(before=old, after=None, count=left)
+    yield from (Change(before=None, after=new, count=left) for new, left in added.items() if left)
 
 
 _LIKENESS_OF_EQUALS = 4

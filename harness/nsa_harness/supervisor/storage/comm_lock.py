@@ -32,6 +32,7 @@ from nsa_harness.errors import ScenarioError
 from nsa_harness.supervisor.storage.rundir import AttemptDir
 
 VERSION = 1
+_MOST_CALLS = 100_000  # of a repeated block that is read
 SUFFIX = ".comm.lock"
 _BELOW_PYTHON, _ANY = "(below Python)", "any"
 _HEAD = f"""comm.lock {VERSION}
@@ -191,9 +192,9 @@ _FORMS = {
     "role": re.compile(rf"role (?P<who>all|[\w.]+=\d+|\d+(?:-\d*)?(?:,\d+(?:-\d*)?)*): {_TOTALS}"),
     "group": re.compile(rf"  group (?P<names>\S+(?: = \S+)*): (?P<size>\d+) ranks, {_TOTALS}"),
     "step": re.compile(r"  step:"),
-    "repeat": re.compile(r"    repeat (?P<times>\d{1,6}) x"),
+    "repeat": re.compile(r"    repeat (?P<times>\d{1,5}) x"),
     "call": re.compile(
-        r"   (?P<inner> \|)? {1,3}(?P<times>\d{1,6}) x (?P<group>\S+) +(?P<op>\w+) +(?P<dtype>\w+)"
+        r"   (?P<inner> \|)? {1,3}(?P<times>\d{1,5}) x (?P<group>\S+) +(?P<op>\w+) +(?P<dtype>\w+)"
         r" +(?P<size>[\d,]+|any)  (?P<site>\S.*)"
     ),
 }
@@ -226,7 +227,10 @@ def parse_lock(text: str, origin: str) -> Lock:
             ((name, match) for name, form in _FORMS.items() if (match := form.fullmatch(content))), ("", None)
         )
         if times and not (form == "call" and match and match["inner"]) and (content or number > len(lines)):
-            parsed[-1].operations += block * times
+            if len(block) * times > _MOST_CALLS:
+                mistakes.append(f"{origin}:{number}: the repeated block above has more than {_MOST_CALLS:,} calls")
+            else:
+                parsed[-1].operations += block * times
             block, times = [], 0
         if not content:
             continue
