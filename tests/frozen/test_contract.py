@@ -77,6 +77,13 @@ ADDED |= {f"commands: {name} --notify" for name in ("run", "watch", "ready", "cl
 ADDED |= {f"commands: {name}{part}" for name in ("top", "serve") for part in ("", " <[RUN]>", " --out")} | {
     "commands: serve --port"
 }
+ADDED |= {
+    "commands: ci init", "commands: ci init <SCRIPT|SCENARIO>", "commands: ci summary --before",
+    *(f"commands: ci init --{name}" for name in ("ranks", "gitlab", "yes")),
+}  # fmt: skip
+ADDED |= {"commands: run --locked", "commands: lock", "commands: lock <[FILE.py|SCENARIO|KEY=VALUE]>", *(
+    f"commands: lock {form}" for form in ("--no-redact", "--out", "--python", "--ranks", "--to", "-m", "-v")
+)}  # fmt: skip
 # The sample run chose values that earlier samples had not to choose.
 ADDED |= {"events: outcome: outcome.detail.chosen[]", "events: outcome: outcome.detail.chosen[][]"}
 # `ci matrix` and `ci matcher` take any words, and answer with what to do instead and exit code 2: tests/test_ci.py.
