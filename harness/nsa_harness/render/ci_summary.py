@@ -97,7 +97,9 @@ def cut(text: str, limit_bytes: int = MOST_BYTES) -> str:
             break
         first_lines.append(line)
     fences = [line for line in first_lines if line.startswith("```")]
-    first_lines += [re.sub("[^`].*", "", fences[-1])] * (len(fences) % 2)  # a block of code must not contain the note
+    first_lines += [
+        re.sub("[^`].*", "", fence) for fence in fences[-1:] if len(fences) % 2
+    ]  # a block of code must not contain the note
     return "\n".join(first_lines) + "\n" + note.format(len(lines) - len(first_lines))
 
 
