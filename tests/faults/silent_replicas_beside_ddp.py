@@ -5,7 +5,7 @@ from _job import FAULT, STEPS, batch, begin, blocks, end
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-LABEL = {"verdict": "PASS", "cause": "replica_divergence", "culprit": [0, 1], "words": ["head.weight"]}
+LABEL = {"verdict": "PASS", "cause": "replica_divergence", "culprit": [0, 1]}
 
 
 class Model(nn.Module):
