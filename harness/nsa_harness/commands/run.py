@@ -1,4 +1,4 @@
-"""Run the resolved scenarios and write their output files, or judge a stored run again.
+"""Run the resolved scenarios and write their output files, judge a stored run again, or record a comm.lock file.
 
 Five modules share the work: `session` has the state of a run in progress, `scheduler` chooses the next launch,
 `attempt` launches it and watches it until it ends, `judge` judges the attempt from its files, and this module connects
@@ -34,13 +34,14 @@ from typing import TYPE_CHECKING
 from nsa_harness import __version__
 from nsa_harness.commands.scheduler import Execution, RunRequest
 from nsa_harness.commands.session import report_of, run_directory, session, write_report
+from nsa_harness.core.comparison.communication import Lock, bytes_of
 from nsa_harness.core.comparison.plan_file import PlanText
 from nsa_harness.core.comparison.severity import strict_exit_code
 from nsa_harness.core.experiment.repeats import with_flakiness
-from nsa_harness.core.plan import RunSpec, Skip
-from nsa_harness.core.report import Outcome, Report, exit_code
+from nsa_harness.core.plan import LockedSchedule, RunSpec, Skip
+from nsa_harness.core.report import Outcome, Report, Status, exit_code
 from nsa_harness.core.schedule import is_as_expected
-from nsa_harness.errors import HarnessError, StoredRunError
+from nsa_harness.errors import HarnessError, StoredRunError, UsageError
 from nsa_harness.render.documents.plain_text import prompt_text
 from nsa_harness.render.documents.report_json import to_json
 from nsa_harness.render.listener import Listener
@@ -48,6 +49,7 @@ from nsa_harness.render.terminal.terminal import Terminal
 from nsa_harness.subject.playbook import PLAYBOOK
 from nsa_harness.supervisor.launch.launcher import end_dead_runs
 from nsa_harness.supervisor.launch.scenario_files import shipped_plan
+from nsa_harness.supervisor.storage.comm_lock import lock_text, parse_lock, recorded, varying_calls, with_large_recorder
 from nsa_harness.supervisor.storage.record import (
     RunRecord,
     learn_launch_secrets,
@@ -57,8 +59,9 @@ from nsa_harness.supervisor.storage.record import (
     with_unredacted_plan,
 )
 from nsa_harness.supervisor.storage.redacted_files import redact_run
-from nsa_harness.supervisor.storage.rundir import RunDir, find_run, refuse_if_running
+from nsa_harness.supervisor.storage.rundir import RunDir, RunOptions, find_run, refuse_if_running
 from nsa_harness.supervisor.storage.safe_directory import Budget
+from nsa_harness.texts.words import plural
 
 if TYPE_CHECKING:
     from nsa_harness.core.search.report import BisectReport
@@ -83,6 +86,52 @@ def _run_in(run: RunDir, request: RunRequest, screen: Listener | None) -> Report
         report = running.write_documents(outcomes)
         running.broadcast(lambda listener: listener.on_done(report, run.path))
     return report
+
+
+_NOT_RECORDED = 125  # exit code of `lock` if a healthy run has no step that can be recorded
+
+
+def locked(spec: RunSpec, file: Path) -> RunSpec:
+    """Return the launch, to be compared with a comm.lock file.
+
+    Raises UsageError if the file cannot be read, and ScenarioError if it is damaged.
+    """
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not a text file"
+        raise UsageError(f"{file}: {reason}; `nsa-harness lock` records a healthy run in it") from None
+    parse_lock(text, str(file))
+    expect = replace(spec.expect, communication=LockedSchedule(file=file.name, text=text))
+    return with_large_recorder(replace(spec, expect=expect))
+
+
+def lock(spec: RunSpec, file: Path, options: RunOptions) -> int:
+    """Run a launch once, write what a step of it communicates to `file`, and return the exit code.
+
+    Nothing is written if the run does not pass, or if no two steps in a row communicated alike.
+    """
+    if not file.parent.is_dir():
+        raise UsageError(f"{file}: there is no directory {file.parent}")
+    end_dead_runs()
+    with run_directory(options) as run:
+        report = _run_in(run, RunRequest(specs=(with_large_recorder(spec),), options=options), None)
+        if any(outcome.verdict.status is not Status.PASS or not outcome.expected for outcome in report.outcomes):
+            print(f"{file} was not written, because the run is not healthy", file=sys.stderr)
+            return exit_code(report) or _NOT_RECORDED
+        found = recorded(run.attempt(spec.scenario), spec.ranks)
+    if found.step is None or not found.is_steady:
+        print(f"{file} was not written: {found.reason or 'no two steps in a row communicated alike'}", file=sys.stderr)
+        print(*varying_calls(found), sep="\n", file=sys.stderr)
+        return _NOT_RECORDED
+    text = lock_text(Lock(ranks=spec.ranks, roles=found.roles))
+    is_same = file.is_file() and file.read_text(encoding="utf-8", errors="replace") == text
+    file.write_text(text, encoding="utf-8")
+    for role in found.roles:
+        who = "each rank" if role.who == "all" else f"role {role.who}"
+        print(f"{who} makes {plural(len(role.operations), 'call')} with {bytes_of(role.operations):,} bytes in a step")
+    print(f"{file} is unchanged" if is_same else f"wrote {file}")
+    return 0
 
 
 class ReportFormat(Enum):

@@ -30,6 +30,7 @@ from nsa_harness.core.plan import RunSpec
 from nsa_harness.core.report import Fact, Facts
 from nsa_harness.errors import ScenarioError
 from nsa_harness.supervisor.storage.rundir import AttemptDir
+from nsa_harness.texts.words import plural
 
 VERSION = 1
 _MOST_CALLS = 100_000  # of a repeated block that is read
@@ -163,7 +164,7 @@ def lock_text(lock: Lock) -> str:
 
 
 def _totals(operations: Sequence[Operation]) -> str:
-    return f"{len(operations)} calls, {bytes_of(operations):,} bytes"
+    return f"{plural(len(operations), 'call')}, {bytes_of(operations):,} bytes"
 
 
 def _role_lines(role: Role) -> Iterator[str]:
@@ -186,7 +187,7 @@ def _line(times: int, one: Operation, indent: str = "   ") -> str:
     return f"{text}{one.site or _BELOW_PYTHON}" + (f"  # line {one.line}" if one.line else "")
 
 
-_TOTALS = r"(?P<calls>\d+) calls, (?P<bytes>[\d,]+) bytes"
+_TOTALS = r"(?P<calls>\d+) calls?, (?P<bytes>[\d,]+) bytes"
 _FORMS = {
     "ranks": re.compile(r"ranks (?P<ranks>\d{1,6})"),
     "role": re.compile(rf"role (?P<who>all|[\w.]+=\d+|\d+(?:-\d*)?(?:,\d+(?:-\d*)?)*): {_TOTALS}"),
@@ -241,12 +242,15 @@ def parse_lock(text: str, origin: str) -> Lock:
             ranks = int(match["ranks"])
         elif form == "role":
             parsed.append(
-                _Parsed(match["who"], totals=[(number, "", f"{match['calls']} calls, {match['bytes']} bytes")])
+                _Parsed(
+                    match["who"],
+                    totals=[(number, "", f"{plural(int(match['calls']), 'call')}, {match['bytes']} bytes")],
+                )
             )
         elif role and form == "group":
             names = tuple(match["names"].split(" = "))
             role.groups[names[0]] = Group(names=names, size=int(match["size"]))
-            role.totals.append((number, names[0], f"{match['calls']} calls, {match['bytes']} bytes"))
+            role.totals.append((number, names[0], f"{plural(int(match['calls']), 'call')}, {match['bytes']} bytes"))
         elif form == "repeat":
             times = int(match["times"])
         elif role and form == "call":
