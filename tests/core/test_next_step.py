@@ -8,7 +8,7 @@ import pytest
 from builders import board, ended, evidence, rank_evidence, spec
 
 from nsa_harness.core.evidence.evidence import Ending, Evidence
-from nsa_harness.core.outcome.next_step import after_slow
+from nsa_harness.core.outcome.reproduction import after_slow
 
 STEPS = ((1, 4.0), (2, 8.0), (3, 12.0), (4, 16.0))
 

@@ -119,6 +119,7 @@ def test_a_run_that_passed_is_told_whole() -> None:
             buckets="2 · 0.9 M fp32",
             longest_gap_s=0.5,
             peak_rss_bytes=rank + 1,
+            step_s=1.0,
         )
         for rank in (0, 1)
     )

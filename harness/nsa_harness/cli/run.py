@@ -185,7 +185,7 @@ def run(
 
 def with_lock(spec: RunSpec | Skip, invocation: Invocation, file: str) -> RunSpec | Skip:
     """Return a launch that is compared with a comm.lock file; AUTO: with the one of this scenario or script."""
-    from nsa_harness.commands.lock import locked
+    from nsa_harness.commands.run import locked
     from nsa_harness.core.plan import RunSpec
 
     if not isinstance(spec, RunSpec):
@@ -215,14 +215,14 @@ def lock(
     verbose: Verbose = False,
     no_redact: NoRedact = False,
 ) -> None:
-    """Run a script or scenario once, and record what a healthy training step communicates.
+    """Record what a healthy training step communicates.
 
     Runs a script or scenario once and writes a file for review. The file lists each collective with its group,
     operation, dtype, size and call site. `nsa-harness run --locked` fails if a later run communicates differently.
     """
     from dataclasses import replace
 
-    from nsa_harness.commands.lock import lock as record
+    from nsa_harness.commands.run import lock as record
     from nsa_harness.core.plan import RunSpec
     from nsa_harness.supervisor.launch.machine import machine_facts
     from nsa_harness.supervisor.launch.planning import plan_launches

@@ -78,7 +78,8 @@ def watch(
 
     kind, hook = _parse_on_hang(on_hang)
     request = WatchRequest(
-        command=command, limits=observed_limits(limits or (), deadline), on_hang=kind, hook=hook, quiet=quiet,
+        command=command, limits=observed_limits(limits or (), deadline, defaults=project_limits(Path.cwd())),
+        on_hang=kind, hook=hook, quiet=quiet,
         options=run_options(
             out, probe, as_json=as_json, no_redact=no_redact, git_diff=git_diff, no_values=no_values, notify=notify
         ),
@@ -125,7 +126,8 @@ def attach(
 
     pid = chosen_job(_choose_job) if pid is None else pid
     options = run_options(out, Probe.OFF, as_json=as_json, no_redact=no_redact, no_values=no_values, verbose=verbose)
-    request = AttachRequest(pid=pid, for_s=for_s, limits=observed_limits(limits or ()), options=options)
+    observed = observed_limits(limits or (), defaults=project_limits(Path.cwd()))
+    request = AttachRequest(pid=pid, for_s=for_s, limits=observed, options=options)
     raise typer.Exit(run_attach(request))
 
 

@@ -62,10 +62,9 @@ def judge_evidence(
     own_rules: tuple[Rule, ...] = (),
     other_misses: Sequence[Facts] = (),
 ) -> Outcome:
-    """Judge the evidence of one attempt and return its outcome.
+    """Judge the evidence of one attempt, with the program's `own_rules` in addition, and return its outcome.
 
-    `directory`: name of the attempt's directory. `repeat`: a command that repeats the attempt, or None. `own_rules`:
-    further diagnosis rules for the program that ran. `other_misses`: see `outcome_of`.
+    `other_misses`: see `outcome_of`.
     """
     judgement = judge(evidence)
     diagnosis = diagnose(evidence, judgement, own_rules)

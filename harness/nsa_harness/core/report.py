@@ -240,11 +240,9 @@ class RankSummary:
     buckets: Annotated[str | None, doc("of DDP, such as 2 · 0.9 M fp32; null when unknown")]
     longest_gap_s: Annotated[float | None, doc("longest time without progress; null when unknown")]
     peak_rss_bytes: Annotated[int | None, doc("the most memory of this rank; null when unknown")]
-    step_s: Annotated[Number | None, doc("the median of its steps after the first; null when not measured")] = None
-    step_p90_s: Annotated[Number | None, doc("nine of ten of these steps take at most as long; or null")] = None
-    own_s: Annotated[
-        Number | None, doc("the part of the median step outside of waits for other ranks; null when not measured")
-    ] = None
+    step_s: Annotated[Number | None, doc("median training step")] = None
+    step_p90_s: Annotated[Number | None, doc("90th percentile")] = None
+    own_s: Annotated[Number | None, doc("outside of collectives")] = None
 
 
 @stored_as(no_progress_s="quiet_s")

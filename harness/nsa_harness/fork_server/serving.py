@@ -62,7 +62,7 @@ class ForkedReaper(reaper.Reaper):
         _replace_streams(os.open(os.devnull, os.O_RDONLY), output, output)
 
 
-def serve(control: socket.socket) -> Program:
+def serve(control: socket.socket, preload: Sequence[str]) -> Program:
     """Fork one reaper for each launch. Return only in a forked process, with the program that it must run."""
     title = ProcessTitle()
     os.environ.pop(title.reserved_variable, None)

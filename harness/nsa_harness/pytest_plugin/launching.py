@@ -89,7 +89,7 @@ class Runs:
         comm.lock file with which the run is compared.
         """
         if locked is not None:
-            from nsa_harness.commands.lock import locked as with_lock
+            from nsa_harness.commands.run import locked as with_lock
 
             spec = with_lock(spec, Path(locked))
         # A variable that differs from test to test would need a fork server of its own for each.

@@ -269,39 +269,22 @@ class Cause(StrEnum):
     FLAKY = replace(_FAILURE, code="flaky", severity=Severity.WARNING, ok_severity=Severity.WARNING, second_run=None,
         enters_tree=_NEVER)
     NO_GRADIENT = replace(_SILENT, code="no_gradient", verdicts=(Status.FAIL,), certain_by=(_E.FACT,),
-        signatures=(_NO_GRAD_FN,),
-        shown_by=programs("silent_no_gradient_detached", "silent_no_gradient_no_grad", "silent_no_gradient_masked",
-            "silent_no_gradient_by_hand", "silent_no_gradient_summed", "silent_no_gradient_gathered"))
-    NAN = replace(_SILENT, code="nan", certain_by=(_E.RECORD,), second_run=(SecondRun.ANOMALY,),
-        shown_by=programs("silent_nan_loss_one_rank", "silent_nan_root_of_zero"))
-    REPLICA_DIVERGENCE = replace(_SILENT, code="replica_divergence", certain_by=(_E.RECORD,),
-        shown_by=programs(
-            "silent_replicas_edited", "silent_replicas_extra_step", "silent_replicas_own_seed", "silent_replicas_order",
-            "silent_uneven_accumulation", "silent_codebook_restarted", "silent_average_of_own_step",
-            "silent_average_in_dict", "silent_replicas_own_rate",
-        ))
-    SHARED_FILE = replace(_SILENT, code="shared_file", shown_by=programs("silent_file_of_all"))
-    UNINITIALISED_PARAMETERS = replace(_SILENT, code="uninitialised_parameters",
-        shown_by=programs("silent_parameters_unset"))
-    UNWAITED_COLLECTIVE = replace(_SILENT, code="unwaited_collective", shown_by=programs("silent_unwaited_reduce"))
-    MEMORY_GROWTH = replace(_SILENT, code="memory_growth", second_run=(SecondRun.GROWTH,),
-        shown_by=programs("silent_leak_cache", "silent_leak_graphs"))
-    INPUT_BOUND = replace(_SILENT, code="input_bound", shown_by=programs("silent_input_bound"))
-    STRAGGLER = replace(_SILENT, code="straggler", shown_by=programs("silent_straggler"))
-    GATE_COLLAPSE = replace(_SILENT, code="gate_collapse",
-        shown_by=by_evidence("only the model of nsa.train has gates"))
-    PER_TOKEN_NODES = replace(_SILENT, code="per_token_nodes", certain_by=(_E.FACT,), reason_of="slow",
-        shown_by=by_test("tests/end_to_end/test_step_costs.py", "only nsa.train counts the nodes of its graph"))
-    QUADRATIC_COST = replace(_SILENT, code="quadratic_cost", certain_by=(_E.FACT,),
-        shown_by=by_test("tests/end_to_end/test_step_costs.py", "only nsa.train reports the memory of its graph"))
-    MEMORY_EXCESS = replace(_SILENT, code="memory_excess", certain_by=(_E.FACT,),
-        shown_by=by_test("tests/end_to_end/test_step_costs.py", "only nsa.train reports what its shape needs"))
-    IDLE_DEVICE = replace(_SILENT, code="idle_device",
-        shown_by=by_test("tests/core/test_resources.py", "needs two GPUs; tested with recorded values"))
-    DIRTY_EXIT = replace(_SILENT, code="dirty_exit", certain_by=(_E.ENDED,),
-        shown_by=programs("silent_dirty_atexit", "silent_dirty_shared_memory"))
-    ORPHAN_PROCESS = replace(_SILENT, code="orphan_process", certain_by=(_E.FACT,),
-        shown_by=programs("proc_orphan_left"))
+        signatures=(_NO_GRAD_FN,))
+    NAN = replace(_SILENT, code="nan", certain_by=(_E.RECORD,), second_run=(SecondRun.ANOMALY,))
+    REPLICA_DIVERGENCE = replace(_SILENT, code="replica_divergence", certain_by=(_E.RECORD,))
+    SHARED_FILE = replace(_SILENT, code="shared_file")
+    UNINITIALISED_PARAMETERS = replace(_SILENT, code="uninitialised_parameters")
+    UNWAITED_COLLECTIVE = replace(_SILENT, code="unwaited_collective")
+    MEMORY_GROWTH = replace(_SILENT, code="memory_growth", second_run=(SecondRun.GROWTH,))
+    INPUT_BOUND = replace(_SILENT, code="input_bound")
+    STRAGGLER = replace(_SILENT, code="straggler")
+    GATE_COLLAPSE = replace(_SILENT, code="gate_collapse")
+    PER_TOKEN_NODES = replace(_SILENT, code="per_token_nodes", certain_by=(_E.FACT,), reason_of="slow")
+    QUADRATIC_COST = replace(_SILENT, code="quadratic_cost", certain_by=(_E.FACT,))
+    MEMORY_EXCESS = replace(_SILENT, code="memory_excess", certain_by=(_E.FACT,))
+    IDLE_DEVICE = replace(_SILENT, code="idle_device")
+    DIRTY_EXIT = replace(_SILENT, code="dirty_exit", certain_by=(_E.ENDED,))
+    ORPHAN_PROCESS = replace(_SILENT, code="orphan_process", certain_by=(_E.FACT,))
     DEEPENED = replace(_SILENT, code="deepened", severity=Severity.INFO, ok_severity=Severity.INFO,
         certain_by=(_E.RECORD,))
     SAME_PLACE = replace(_SILENT, code="same_place", severity=Severity.INFO, ok_severity=Severity.INFO,

@@ -214,9 +214,7 @@ class HealthSamples:
     memory_growth: tuple[MemoryGrowth, ...] = ()  # largest growth first; empty unless the launch requested it
     lines: tuple[LineShare, ...] = ()  # most frequent line first
     line_samples: int = 0  # number of samples, which also includes lines that are not listed
-    open_group: bool | None = (
-        None  # a process group was still open at exit; None = the interpreter did not exit normally
-    )
+    open_group: bool | None = None  # a process group was open at exit; None = the interpreter did not exit normally
 
 
 @stored_as(entry_place="entered")

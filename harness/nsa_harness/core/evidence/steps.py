@@ -61,10 +61,7 @@ _MIN_STEPS_OF_SHARE = 10  # steps that must be known before a duration is called
 
 
 def step_s(status_file: StatusFile) -> float | None:
-    """Return the median duration of an optimizer step in seconds, or None if it is unknown.
-
-    The first step does not count, and at least two other steps must be recorded.
-    """
+    """Return the median duration in seconds of at least two steps after the first, or None."""
     durations_s = _durations_s(status_file)
     return median(durations_s) if durations_s else None
 
@@ -85,11 +82,7 @@ def elements(collective: Collective) -> int:
 
 
 def step_rows(status_file: StatusFile, collectives: Sequence[Collective]) -> tuple[StepRow, ...]:
-    """Return the collectives that the rank entered, grouped by optimizer step.
-
-    A step is left out if the status file or the flight recorder has overwritten a part of it. Consecutive steps with
-    the same collectives share a row. The result is empty if the clocks of both records cannot be compared.
-    """
+    """Return the collectives that the rank entered, grouped by optimizer step."""
     rows = (
         StepRow(
             step=step,

@@ -14,6 +14,7 @@ from nsa_harness.core.comparison.severity import severity, silent_faults
 from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.diagnosis.rules.replicas import complete_replicas, first_divergence
 from nsa_harness.core.evidence.evidence import Evidence
+from nsa_harness.core.experiment.checklist import Checklist, ChecklistPhase, Criterion, PlannedRun
 from nsa_harness.core.report import Finding, MachineFacts, Outcome, Place, Severity, Status
 from nsa_harness.core.scenario.resolve import gpus_text
 from nsa_harness.core.schedule import is_as_expected

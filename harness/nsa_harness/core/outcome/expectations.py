@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import asdict
 
@@ -26,11 +26,19 @@ _COMPARE = (
 
 
 def missed_expectations(
-    expect: Expect, evidence: Evidence, metrics: Mapping[str, float], codes: AbstractSet[str] = frozenset()
+    expect: Expect,
+    evidence: Evidence,
+    metrics: Mapping[str, float],
+    codes: AbstractSet[str] = frozenset(),
+    others: Sequence[Facts] = (),
 ) -> tuple[Finding, ...]:
-    """Return a finding for each expectation that was not met. `codes`: the codes of this run's findings."""
+    """Return a finding for each expectation that was not met.
+
+    `codes`: the codes of this run's findings. `others`: the facts of misses that do not follow from the evidence.
+    """
     misses = [*_missed_gradients(expect, evidence), *_missed_metrics(expect, metrics)]
     misses += [({"variant": "finding", "finding": code}, ()) for code in expect.findings if code not in codes]
+    misses += [(facts, ()) for facts in others]
     return tuple(
         make_finding(Cause.EXPECTATION_MISSED, facts, ranks=ranks, evidence=EvidenceKind.FACT, proof=("spec.json",))
         for facts, ranks in misses

@@ -15,9 +15,9 @@ from nsa_harness.core.recording.clues import Clue, likelihood
 from nsa_harness.core.recording.communications import Shared, left_out
 from nsa_harness.core.recording.division import Judged, is_consequence, own_exceptions
 from nsa_harness.core.recording.explanation import Candidate, OriginKind, RankValues
-from nsa_harness.core.recording.origin import changes_of_files, is_number, kind_of
+from nsa_harness.core.recording.origin import changes_of_files, is_number, kind_of, kind_of_text
 from nsa_harness.core.recording.recording import Value
-from nsa_harness.core.recording.slicing import Pair, Slicer, Step, differs, first_differences
+from nsa_harness.core.recording.slicing import Pair, Slicer, Step, differs, extra_draws, first_differences
 from nsa_harness.core.recording.statements import Statements
 from nsa_harness.core.recording.trace import Trace
 from nsa_harness.core.report import Place
@@ -28,6 +28,7 @@ _NEAR = 2  # lines: two candidates so near to each other are one
 _BORING = (OriginKind.RANK, OriginKind.ENVIRONMENT)
 _OPEN = (OriginKind.CALL, OriginKind.UNKNOWN)  # kinds that do not say what makes the difference
 _SOURCES = (OriginKind.CLOCK, OriginKind.HASH_ORDER, OriginKind.RESTORED_STATE, OriginKind.OTHER_RANKS_FILE)
+_USUAL = (*_BORING, OriginKind.CLOCK)  # differences that every healthy run has
 _PROVABLE = (OriginKind.RANDOM, OriginKind.HASH_ORDER, OriginKind.CLOCK, OriginKind.ENVIRONMENT)
 _OWN_DATA = (OriginKind.RANK, OriginKind.ENVIRONMENT, OriginKind.MISSING_REDUCTION, OriginKind.UNKNOWN)
 _MADE_OF_DATA = (OriginKind.RANK, OriginKind.MISSING_REDUCTION)  # the origin only if nothing but a rank's data came in
@@ -71,7 +72,10 @@ class Candidates:
         for place in sorted(clues, key=lambda place: (-scores[place], -likelihood(clues[place]))):
             if len(ranked) < MOST and not any(_near(place, other.place) for other in ranked):
                 ranked.append(best[place])
-        return tuple(ranked)
+        for candidate in self._by_chance():
+            if not any(_near(candidate.place, other.place) and other.is_provable for other in ranked):
+                ranked.append(candidate)
+        return tuple(ranked[: MOST + 2])
 
     def _clues(self) -> Iterator[Named]:
         failed = any(map(own_exceptions, self.traces))
@@ -341,15 +345,17 @@ class Candidates:
         origins = [step for step in nearest if step.is_origin]
         choices = [s for s in steps if s.is_parting and isinstance(self._statement_of(s, pair), ast.If | ast.Try)]
         own = [step for step in steps if kinds[step] in _BORING and not step.is_object]
-        for clue, found in (
+        for clue, made in (
             (Clue.LEAK, [step for step in leaks[:1] if step.distance < 2 or step.name.startswith("generator:")]),
             (Clue.SOURCE, [step for step in steps if kinds[step] in _SOURCES][:1]),
             (Clue.NEAREST, nearest[:1]),
             (Clue.NEAR, (*nearest[1:4], *choices[:1])),
             (Clue.OWN_NUMBER, (*drifts[:1], *origins[:2], *own[:1])),
         ):
-            for step in found:
-                yield clue, self._of_step(step, kinds[step], pair, ranks)
+            for step in made:
+                candidate = replace(self._of_step(step, kinds[step], pair, ranks), name=names[step])
+                is_effect = kinds[step] in (*_MADE_OF_DATA, OriginKind.RANDOM) and self._is_effect(step, found, pair)
+                yield clue, replace(candidate, is_provable=False) if is_effect else candidate
         for step in leaks[:1]:
             if (caller := self._caller(step, pair)) is not None:
                 yield Clue.LEAK_CALLER, self._candidate(pair[step.execution[0]], caller, OriginKind.LEAK, ranks)

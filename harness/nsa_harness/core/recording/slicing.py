@@ -334,9 +334,41 @@ def first_differences(alignment: Alignment, pair: Pair) -> Iterator[Step]:
         if place in seen:
             continue
         name = written_differently(first.executions[executions[0]], second.executions[executions[1]])
-        if name and not slicer.inputs(executions) and not slicer.results(executions):
+        if (
+            (name or _returned(alignment, pair, executions))
+            and not slicer.inputs(executions)
+            and not slicer.results(executions)
+        ):
             seen.add(place)
             yield Step(executions, name, None, 0, is_origin=True)
+
+
+def extra_draws(alignment: Alignment, pair: Pair) -> Iterator[Step]:
+    """Yield for each random generator the draw of only one rank after which both drew from it in different states."""
+    seen: set[str] = set()
+    slicer = Slicer(alignment, pair)
+    first, second = (alignment.traces[number].executions for number in pair)
+    for ours, theirs in sorted((row[pair[0]], row[pair[1]]) for row in alignment.rows if {*pair} <= row.keys()):
+        others = {name: before for name, before, _ in second[theirs].draws}
+        for name, before, _ in first[ours].draws:
+            if name not in seen and others.get(name, before) != before:
+                extra = [
+                    step for step in slicer.slice((ours, theirs)) if step.is_leak and step.name.endswith(f":{name}")
+                ]
+                yield from extra[:1]
+                seen.update(name for _ in extra[:1])
+
+
+def _returned(alignment: Alignment, pair: Pair, executions: Executions) -> bool:
+    """Return whether these statements ended calls that returned different values."""
+    results = []
+    for number, execution in zip(pair, executions, strict=True):
+        trace = alignment.traces[number]
+        activation = trace.activation_of[execution]
+        if trace.members[activation][-1] != execution or (value := trace.activations[activation].returned) is None:
+            return False
+        results.append(value)
+    return differs(*results)
 
 
 class Definitions:

@@ -27,8 +27,12 @@ def starts_ranks(words: Sequence[str]) -> bool:
     )
 
 
-def observed_limits(words: Sequence[str], deadline_s: float | None = None) -> Limits:
-    """Return the limits in arguments such as `limits.stall_s=10`, or --deadline. By default there is no deadline."""
+def observed_limits(words: Sequence[str], deadline_s: float | None = None, *, defaults: Node | None = None) -> Limits:
+    """Return the time limits set by arguments such as `limits.stall_s=10`. Raise UsageError if one is invalid.
+
+    `defaults`: a tree with the limits of the user's project, which apply where no argument sets one. `deadline_s` is
+    the value of --deadline. Without it, `limits.deadline_s` applies. By default there is no deadline.
+    """
     for word in words:
         if not (is_override(word) and word.startswith(_SECTION)):
             raise UsageError(

@@ -18,10 +18,7 @@ from nsa_harness.core.report import Place
 
 
 def _divergences(context: DiagnosisContext) -> tuple[list[ReplicaDivergence]] | None:
-    """Return the models whose replicas differ between ranks although they should be equal, or None if there are none.
-
-    Replicas without samples from every rank of their group are skipped. Return None if no replicas differ.
-    """
+    """Return the models whose replicas differ between ranks although they should be equal, or None."""
     health = dict(samples_by_rank(context, lambda samples: (samples,)))
     status_files = [rank.status_file for rank in context.evidence.ranks if rank.status_file]
     # Experts that each rank trains for itself receive their inputs through all_to_all.
