@@ -204,6 +204,18 @@ def test_prune_keeps_what_is_named_pinned_or_running(parent: Path, capsys: pytes
     assert not any(path.exists() for path in paths)
 
 
+def test_an_export_that_is_unpacked_elsewhere_keeps_its_answer(
+    parent: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = store(parent, 1, verdict="HANG")
+    (path / "train" / "processes.jsonl").write_text("{}\n")  # without spec.json, as in an export
+    before = (path / "report.json").read_text()
+    code, out = run(capsys, "report", str(path))
+    assert (code, "an export has no launch settings" in out) == (2, True)
+    assert (path / "report.json").read_text() == before
+    assert "HANG lock_cycle" in run(capsys, "history", "train")[1]
+
+
 def test_a_sparkline_spans_the_values() -> None:
     assert sparkline([1.0, 2.0, 8.0]) == "▁▂█"
     assert sparkline([3.0, 3.0]) == "▁▁"

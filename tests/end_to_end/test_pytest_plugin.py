@@ -5,10 +5,16 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
+from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+
+from nsa_harness.pytest_plugin.launching import Runs
 
 PLUGIN = "nsa_harness.pytest_plugin"
 CONFTEST = """\
@@ -67,6 +73,21 @@ def test_that_is_skipped():
 def test_that_may_fail():
     assert False
 
+@pytest.mark.ranks(2)
+def test_that_only_one_rank_skips():
+    if dist.get_rank() == 1:
+        pytest.skip("not on this rank")
+
+@pytest.mark.ranks(1, backend=None)
+def test_without_a_process_group():
+    assert not dist.is_initialized()
+
+@pytest.mark.ranks(2)
+@pytest.mark.timeout(20)
+def test_that_is_too_slow():
+    while True:
+        dist.barrier()
+
 @pytest.mark.ranks(2, backend="gloo", world=3)
 def test_with_a_wrong_marker():
     pass
@@ -120,7 +141,7 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, st
     (directory / "conftest.py").write_text(CONFTEST)
     (directory / "test_ranks.py").write_text(TESTS)
     run_pytest(directory, "--junitxml=results.xml", "--model=large", "--nsa-out=runs")
-    assert len([path for path in (directory / "runs").iterdir() if not path.is_symlink()]) == 6
+    assert len([path for path in (directory / "runs").iterdir() if not path.is_symlink()]) == 9
     return results(directory / "results.xml")
 
 
@@ -153,10 +174,45 @@ def test_a_hang_is_told_with_cause_rank_and_line(session: dict[str, tuple[str, s
 
 def test_skips_expected_failures_and_markers_are_pytests_own(session: dict[str, tuple[str, str]]) -> None:
     assert session["test_that_is_skipped"][0] == "skipped"
-    assert "nothing to do here" in session["test_that_is_skipped"][1]
+    assert session["test_that_is_skipped"][1].startswith("nothing to do here\n")
     assert session["test_that_may_fail"][0] == "skipped"  # JUnit's word for an expected failure
     result, text = session["test_with_a_wrong_marker"]
     assert (result, "unexpected keyword argument 'world'" in text) == ("failure", True)
+
+
+def test_a_skip_on_one_rank_is_a_failure_and_a_backend_is_optional(session: dict[str, tuple[str, str]]) -> None:
+    result, text = session["test_that_only_one_rank_skips"]
+    assert (result, "only rank 1 skipped the test: not on this rank" in text) == ("failure", True)
+    assert session["test_without_a_process_group"] == ("passed", "")
+
+
+def test_the_run_is_judged_before_pytest_timeout_ends_the_test(session: dict[str, tuple[str, str]]) -> None:
+    result, text = session["test_that_is_too_slow"]
+    assert result == "failure"
+    assert "FAIL  test_that_is_too_slow" in text
+    assert "deadline of 14 s" in text
+    assert "no process left" in text
+
+
+def test_two_workers_never_use_the_same_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each worker asks for two of three GPUs; the second gets them only when the first has given its own back."""
+    spec: Any = SimpleNamespace(device="cuda", ranks=2)
+    monkeypatch.setattr(Runs, "_shared", lambda _: tmp_path)
+    workers = []
+    for _ in range(2):
+        runs = Runs.__new__(Runs)
+        runs.__dict__ |= {"_config": SimpleNamespace(workerinput={}), "facts": SimpleNamespace(gpus=("a", "b", "c"))}
+        workers.append(runs)
+    taken: list[tuple[int, ...] | None] = []
+    with ExitStack() as second:
+        with ExitStack() as first:
+            taken.append(workers[0]._lease(spec, first))
+            waiting = threading.Thread(target=lambda: taken.append(workers[1]._lease(spec, second)))
+            waiting.start()
+            waiting.join(0.5)
+            assert taken == [(0, 1)]
+        waiting.join()
+    assert len(set(taken[1] or ())) == 2
 
 
 def test_scenarios_are_tests(tmp_path: Path) -> None:

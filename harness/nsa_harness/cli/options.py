@@ -216,7 +216,7 @@ def is_given(context: typer.Context, name: str) -> bool:
 def origin_of_option(context: typer.Context, name: str) -> str:
     """Return where the value of the option `name` comes from, as `explain` shows it."""
     source = context.get_parameter_source(name)
-    origins = {"COMMANDLINE": "command line", "ENVIRONMENT": f"{_variable([name])}", "DEFAULT_MAP": "pyproject.toml"}
+    origins = {"COMMANDLINE": "command line", "ENVIRONMENT": _variable([name]), "DEFAULT_MAP": "pyproject.toml"}
     return origins.get(source.name, "default") if source is not None else "default"
 
 

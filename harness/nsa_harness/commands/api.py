@@ -8,9 +8,10 @@ from pathlib import Path
 
 from nsa_harness.commands.session import run_directory, session
 from nsa_harness.core.plan import RunSpec, Skip
-from nsa_harness.core.report import Outcome
+from nsa_harness.core.report import MachineFacts, Outcome
 from nsa_harness.protocol import PROBE_FULL
 from nsa_harness.render.listener import Listener
+from nsa_harness.supervisor.launch.fork_client import ForkServer
 from nsa_harness.supervisor.launch.launcher import end_dead_runs
 from nsa_harness.supervisor.launch.machine import machine_facts
 from nsa_harness.supervisor.launch.planning import Invocation, Script, plan_launches
@@ -46,15 +47,31 @@ def run_one(spec: RunSpec | Skip, *, out: str | os.PathLike[str] | None = None, 
     """
     options = RunOptions(command="nsa_harness.run_one", out=None if out is None else Path(out), probe=probe)
     end_dead_runs()
-    with run_directory(options) as run, session(run, options, [spec], screen=Listener()) as running:
+    return run_in_own_directory(spec, options)[0]
+
+
+def run_in_own_directory(
+    spec: RunSpec | Skip,
+    options: RunOptions,
+    *,
+    facts: MachineFacts | None = None,
+    devices: tuple[int, ...] | None = None,
+    server: ForkServer | None = None,
+) -> tuple[Outcome, Path]:
+    """Launch one run without printing anything, and return its outcome and its directory.
+
+    `facts`: the facts about this machine, if they are known. `devices` and `server`: as for `Session.launch`. Raises
+    KeyboardInterrupt after Ctrl-C, when the documents are written.
+    """
+    with run_directory(options) as run, session(run, options, [spec], screen=Listener(), facts=facts) as running:
         if isinstance(spec, Skip):
             from nsa_harness.commands.judge import record_skip
 
             outcome = record_skip(run.attempt(spec.scenario), spec)
         else:
-            outcome = running.launch(spec)
+            outcome = running.launch(spec, devices=devices, server=server)
         running.announce(outcome)
         (final,) = running.write_documents([outcome]).outcomes
         if running.interrupted:
             raise KeyboardInterrupt
-    return final
+    return final, run.path

@@ -72,7 +72,7 @@ class LiveRun:
 
     @property
     def is_active(self) -> bool:
-        """Whether a process is running or watching the run."""
+        """Return whether a process is running or watching the run."""
         try:
             with refuse_if_running(RunDir(self.path)):
                 return False

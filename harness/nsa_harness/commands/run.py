@@ -172,6 +172,12 @@ def _report_again(run: RunDir) -> Report:
     """Judge a stored run again, and update its output files unless they are read-only."""
     from nsa_harness.core.outcome.outcome import skipped_outcome
 
+    attempts = list(run.attempts())
+    if attempts and run.directory.is_file(run.report) and not any(run.directory.is_file(one.spec) for one in attempts):
+        raise StoredRunError(
+            f"{run.path}: an export has no launch settings, so it cannot be judged again; its answer is in"
+            f" {run.html.name}"
+        )
     record = read_record(run)
     with suppress(StoredRunError):
         learn_launch_secrets(run, with_unredacted_plan(run, record).plan)

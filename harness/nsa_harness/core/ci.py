@@ -201,7 +201,7 @@ _CONFIDENCE = 0.95  # with which a flaky scenario is said to fail more often tha
 
 
 class Group(StrEnum):
-    """What an outcome of this night is, compared with the earlier nights."""
+    """The groups of outcomes of a night, by comparison with the earlier nights."""
 
     NEW = "new_failures"
     FLAKY = "flaky"
@@ -229,7 +229,7 @@ class News:
 
 @dataclass(frozen=True, kw_only=True)
 class NightComparison:
-    """What changed since the last night."""
+    """The changes since the last night, and the attempts that the next comparison needs."""
 
     last_night: str  # the run ID of its latest run; empty if no earlier night is known
     groups: Mapping[Group, tuple[News, ...]]

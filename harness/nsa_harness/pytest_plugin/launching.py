@@ -15,10 +15,9 @@ from _pytest.config import default_plugins
 from filelock import FileLock, Timeout
 
 from nsa_harness import __version__
-from nsa_harness.commands.session import run_directory, session
+from nsa_harness.commands.api import run_in_own_directory
 from nsa_harness.core.plan import Launcher, RunSpec, Skip
 from nsa_harness.core.report import Outcome
-from nsa_harness.render.listener import Listener
 from nsa_harness.render.terminal.terminal import Terminal
 from nsa_harness.subject.playbook import PLAYBOOK
 from nsa_harness.supervisor.launch.fork_client import ForkServer
@@ -46,7 +45,7 @@ class Runs:
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
-        self._facts = machine_facts()
+        self.facts = machine_facts()
         self._server = ForkServer(preload=("pytest", *(f"_pytest.{name}" for name in default_plugins)))
         end_dead_runs()
 
@@ -65,7 +64,7 @@ class Runs:
     ) -> RunSpec:
         """Return the launch of a program, named after the test, with a deadline before pytest-timeout's.
 
-        Fails the test with UsageError if an argument is wrong, and skips it if this machine lacks what it needs.
+        Skips the test if this machine lacks what it needs. Raises UsageError if an argument is wrong.
         """
         program = Script(file=os.fspath(file), ranks=ranks, args=tuple(args), module=module)
         timeout = timeout_s(item)
@@ -75,7 +74,7 @@ class Runs:
         invocation = Invocation(
             arguments=tuple(settings), script=program, working_dir=Path.cwd(), environ=dict(os.environ)
         )
-        (spec,) = plan_launches(invocation, self._facts).specs
+        (spec,) = plan_launches(invocation, self.facts).specs
         if isinstance(spec, Skip):
             pytest.skip(spec.reason)
         name = re.sub(r"[^A-Za-z0-9_.-]+", "_", item.name).strip("_.-")[:80] or "test"
@@ -97,18 +96,10 @@ class Runs:
         if warm:
             spec = self._server.with_launcher(replace(spec, launcher=Launcher.FORK))
         options = RunOptions(command=f"pytest {spec.about}", out=self._out())
-        with (
-            ExitStack() as stack,
-            run_directory(options) as run,
-            session(run, options, [spec], screen=Listener(), facts=self._facts) as running,
-        ):
+        with ExitStack() as stack:
             devices = self._lease(spec, stack)
-            outcome = running.launch(spec, devices=devices, server=self._server)
-            running.announce(outcome)
-            (final,) = running.write_documents([outcome]).outcomes
-            if running.interrupted:
-                raise KeyboardInterrupt
-        return Answer(outcome=final, text=f"{_answer(final, run.path)}\n  report    {run.path}", path=run.path)
+            outcome, path = run_in_own_directory(spec, options, facts=self.facts, devices=devices, server=self._server)
+        return Answer(outcome=outcome, text=f"{_answer(outcome, path)}\n  report    {path}", path=path)
 
     def _out(self) -> Path:
         directory = self._config.getoption("--nsa-out", None)
@@ -133,7 +124,7 @@ class Runs:
         with FileLock(self._shared() / "nsa-gpus.lock"):
             devices: list[int] = []
             while True:
-                for number in range(len(self._facts.gpus)):
+                for number in range(len(self.facts.gpus)):
                     lock = FileLock(self._shared() / f"nsa-gpu{number}.lock")
                     if number in devices or len(devices) == spec.ranks:
                         continue

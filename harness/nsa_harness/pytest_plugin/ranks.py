@@ -87,10 +87,11 @@ def _conclude(answer: Answer, reports: Reports) -> None:
     skipped = {rank: report for rank, group in reports.items() for report in group if report.skipped}
     if len(skipped) == len(reports):
         pytest.skip(_skip_reason(next(iter(skipped.values()))))
-    silent = [rank for rank, group in reports.items() if not any(report.when == "call" for report in group)]
-    if silent:
-        others = "skipped the test" if set(silent) <= set(skipped) else "did not run the test"
-        pytest.fail(f"{ranks_text(silent)} {others}, and other ranks did\nreport: {answer.path}", pytrace=False)
+    if skipped:
+        reason = _skip_reason(next(iter(skipped.values())))
+        pytest.fail(f"only {ranks_text(skipped)} skipped the test: {reason}\nreport: {answer.path}", pytrace=False)
+    if silent := [rank for rank, group in reports.items() if not any(report.when == "call" for report in group)]:
+        pytest.fail(f"{ranks_text(silent)} did not run the test\nreport: {answer.path}", pytrace=False)
 
 
 def _failure_text(failed: Mapping[int, Any], count: int) -> str:
@@ -113,5 +114,6 @@ def _text(report: Any) -> str:
 
 
 def _skip_reason(report: Any) -> str:
-    reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+    # pytest's (file, line, reason) has become a list on its way through JSON.
+    reason = report.longrepr[2] if isinstance(report.longrepr, list) else report.longrepr
     return str(reason).removeprefix("Skipped: ")

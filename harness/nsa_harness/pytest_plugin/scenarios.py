@@ -16,7 +16,6 @@ from nsa_harness.core.schedule import is_as_expected
 from nsa_harness.errors import HarnessError
 from nsa_harness.pytest_plugin import runs_of
 from nsa_harness.pytest_plugin.launching import Answer
-from nsa_harness.supervisor.launch.machine import machine_facts
 from nsa_harness.supervisor.launch.planning import Invocation, plan_launches
 from nsa_harness.supervisor.launch.scenario_files import yaml_files
 
@@ -48,7 +47,7 @@ class ScenarioFile(pytest.File):
     def collect(self) -> Iterator[pytest.Item]:
         invocation = Invocation(arguments=(str(self.path),), working_dir=Path.cwd(), environ=dict(os.environ))
         try:
-            specs = plan_launches(invocation, machine_facts()).specs
+            specs = plan_launches(invocation, runs_of(self.config).facts).specs
         except HarnessError as error:
             raise self.CollectError(str(error)) from None
         for spec in specs:

@@ -1,4 +1,4 @@
-"""What the ranks of a job communicate in one training step, and how two such schedules differ."""
+"""The schedule of what the ranks communicate in one training step, and the differences between two schedules."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ QUANTITIES = (
 
 
 class Change(StrEnum):
-    """What the difference of a number between two runs means."""
+    """The meanings of a difference between the numbers of two runs."""
 
     SAME = "same"
     NOISE = "within the noise"
@@ -89,7 +89,7 @@ class Comparison:
 
     @property
     def is_regression(self) -> bool:
-        """Whether the verdict became worse than expected, or a number became worse."""
+        """Return whether the verdict became worse than expected, or a number became worse."""
         return (self.before.expected and not self.after.expected) or any(
             row.meaning is Change.WORSE for row in self.rows
         )

@@ -1,10 +1,10 @@
 """Launches runs by forking a process that has already imported torch.
 
-A bisection makes many short launches, most of whose time would be spent in imports. The reaper, torchrun's agent and
-the ranks are all forked, so the evidence is the same as for a normal launch. Three things differ. The ranks share the
-hash seed of strings, and so the order of sets. Their memory has the same addresses. Settings that the program makes
-before it imports torch have no effect. Therefore the caller confirms its conclusions from forked launches under
-torchrun.
+A bisection or a pytest session makes many short launches, most of whose time would be spent in imports. The reaper,
+torchrun's agent and the ranks are all forked, so the evidence is the same as for a normal launch. Three things differ.
+The ranks share the hash seed of strings, and so the order of sets. Their memory has the same addresses. Settings that
+the program makes before it imports torch have no effect. Therefore the caller confirms its conclusions from forked
+launches under torchrun.
 
 The fork server exits when its control socket closes, which also happens if its controller is killed. A parent-death
 signal would not work: it would already be sent when the thread that started the server ends.
@@ -53,7 +53,7 @@ _RELOADED_VARIABLES = ("TORCH_DISTRIBUTED_DEBUG",)
 _SET_IN_SOURCE = re.compile(rf"(?:environ|putenv)\b.*[\"']((?:{'|'.join(_STARTUP_VARIABLES)})\w*)")
 # NumPy loads OpenBLAS, which starts one thread per core by default. A process with threads cannot be forked safely.
 _ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1"}
-_NO_SERVER = "launched without forking: only a bisection has a fork server"
+_NO_SERVER = "launched without forking: only a bisection and pytest have a fork server"
 
 
 class CannotFork(Exception):
@@ -224,7 +224,10 @@ class _Server:
 
 
 class ForkServer:
-    """The fork servers of one bisection, one per environment and working directory. This class is thread-safe."""
+    """The fork servers of one bisection or pytest session, one per environment and working directory.
+
+    This class is thread-safe.
+    """
 
     def __init__(self, preload: Sequence[str] = ()) -> None:
         """Create no server yet. `preload`: modules that each server imports, in addition to torch."""

@@ -103,7 +103,7 @@ class History:
                 with suppress(OSError):
                     if not _is_locked(file):
                         file.unlink(missing_ok=True)
-        raise AssertionError("SQLite has no memory")
+        raise AssertionError("SQLite cannot open a database in memory")
 
     def _update(self) -> None:
         known = dict(self._connection.execute("SELECT run_id, stamp FROM runs"))
