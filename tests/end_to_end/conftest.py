@@ -6,23 +6,23 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
-from nsa_harness.commands.attempt import run_one
 from nsa_harness.core.plan import Launcher, RunSpec
+from nsa_harness.pytest_plugin import runs_of
+from nsa_harness.pytest_plugin.launching import Answer, Runs
 from nsa_harness.render.documents.report_json import outcome_values
 from nsa_harness.supervisor.launch.fork_client import ForkServer
-from nsa_harness.supervisor.launch.machine import machine_facts
 from nsa_harness.supervisor.launch.planning import Invocation, Script, plan_launches
 from nsa_harness.supervisor.storage.record import load_spec
-from nsa_harness.supervisor.storage.rundir import create_run
+from nsa_harness.supervisor.storage.rundir import SPEC
 
 PROGRAMS = Path(__file__).resolve().parent.parent / "programs"
 COMMAND = [str(Path(sys.executable).parent / "nsa-harness")]
@@ -111,39 +111,31 @@ class Undisturbed:
 class Forks:
     """What a workspace does, with ranks forked from one server: where neither torchrun nor the command is the claim."""
 
-    def __init__(self, directory: Path, server: ForkServer) -> None:
+    def __init__(self, directory: Path, runs: Runs) -> None:
         self._directory = directory
-        self._server = server
+        self._runs = runs
 
     def outcome_of(self, name: str, text: str) -> dict[str, Any]:
         file = self._directory / f"{name}.yaml"
         file.write_text(text)
-        return self._outcome(Invocation(arguments=(str(file),), working_dir=self._directory, environ={}))
+        return outcome_values(self.run(str(file)).outcome)
 
     def outcome_of_script(self, file: Path, ranks: int, *words: str) -> dict[str, Any]:
-        script = Script(file=str(file), ranks=ranks, args=words)
-        return self._outcome(Invocation(arguments=(), script=script, working_dir=self._directory, environ={}))
+        return outcome_values(self.run(script=Script(file=str(file), ranks=ranks, args=words)).outcome)
 
-    def _outcome(self, question: Invocation) -> dict[str, Any]:
-        facts = machine_facts()
-        (spec,) = plan_launches(question, facts).specs
+    def run(
+        self,
+        *words: str,
+        script: Script | None = None,
+        change: Callable[[RunSpec], RunSpec] = lambda spec: spec,
+        locked: Path | None = None,
+    ) -> Answer:
+        invocation = Invocation(arguments=words, script=script, working_dir=self._directory, environ={})
+        (spec,) = plan_launches(invocation, self._runs.facts).specs
         assert isinstance(spec, RunSpec)
-        run = create_run(self._directory / "reports")
-        forget_the_test()
-        attempt = run.attempt(spec.scenario, 1)
-        outcome = run_one(
-            replace(spec, launcher=Launcher.FORK),
-            attempt,
-            number=1,
-            probe="full",
-            facts=facts,
-            notify=lambda _: None,
-            interruption=Undisturbed(),
-            log=run.log,
-            server=self._server,
-        )
-        assert load_spec(attempt.spec).launcher is Launcher.FORK
-        return outcome_values(outcome)
+        answer = self._runs.run(change(spec), warm=True, locked=locked, out=self._directory / "reports")
+        assert load_spec(answer.path / answer.outcome.dir / SPEC).launcher is Launcher.FORK, answer.outcome.spec.notes
+        return answer
 
 
 def _clean(environment: os._Environ[str]) -> dict[str, str]:
@@ -156,15 +148,14 @@ def workspace(tmp_path: Path) -> Workspace:
 
 
 @pytest.fixture(scope="session")
-def server() -> Iterator[ForkServer]:
+def server(pytestconfig: pytest.Config) -> ForkServer:
     """Imports torch once, for all who fork."""
-    with ForkServer() as server:
-        yield server
+    return runs_of(pytestconfig).server
 
 
 @pytest.fixture
-def forks(tmp_path: Path, server: ForkServer) -> Forks:
-    return Forks(tmp_path, server)
+def forks(tmp_path: Path, pytestconfig: pytest.Config) -> Forks:
+    return Forks(tmp_path, runs_of(pytestconfig))
 
 
 @pytest.fixture

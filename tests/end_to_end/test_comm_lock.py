@@ -5,23 +5,17 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from nsa_harness.commands.attempt import run_one
-from nsa_harness.commands.run import locked
 from nsa_harness.core.comparison.communication import Group, Lock, Operation, Role
-from nsa_harness.core.plan import Launcher, RunSpec
 from nsa_harness.core.report import Outcome
-from nsa_harness.supervisor.launch.fork_client import ForkServer
-from nsa_harness.supervisor.launch.machine import machine_facts
-from nsa_harness.supervisor.launch.planning import Invocation, Script, plan_launches
+from nsa_harness.supervisor.launch.planning import Script
 from nsa_harness.supervisor.storage.comm_lock import lock_text, parse_lock, recorded, with_large_recorder
-from nsa_harness.supervisor.storage.rundir import AttemptDir, create_run
+from nsa_harness.supervisor.storage.rundir import AttemptDir
 
-from .conftest import LIMIT_S, PROGRAMS, Undisturbed, Workspace, forget_the_test
+from .conftest import LIMIT_S, PROGRAMS, Forks, Workspace
 
 PROGRAM = PROGRAMS / "communicates.py"
 HARMLESS = (
@@ -34,51 +28,41 @@ HARMLESS = (
 DIFFERENCES = {"ddp": "bucket", "fsdp": "dtype", "tensor": "gather"}
 
 
-def carry_out(
-    directory: Path, server: ForkServer, program: Path, *args: str, ranks: int = 2, file: Path | None = None
-) -> tuple[Outcome, AttemptDir]:
-    script = Script(file=str(program), ranks=ranks, args=args)
-    (spec,) = plan_launches(
-        Invocation(arguments=(), script=script, working_dir=directory, environ={}), machine_facts()
-    ).specs
-    assert isinstance(spec, RunSpec)
-    spec = with_large_recorder(spec) if file is None else locked(spec, file)
-    run = create_run(directory / "reports")
-    attempt = run.attempt(spec.scenario, 1)
-    forget_the_test()
-    outcome = run_one(
-        replace(spec, launcher=Launcher.FORK), attempt, number=1, probe="full", facts=machine_facts(),
-        notify=lambda _: None, interruption=Undisturbed(), log=run.log, server=server,
-    )  # fmt: skip
-    return outcome, attempt
+def record(forks: Forks, kind: str, file: Path) -> None:
+    """Write the communication of a step to the file."""
+    answer = forks.run(script=Script(file=str(PROGRAM), ranks=2, args=(kind,)), change=with_large_recorder)
+    attempt = AttemptDir(answer.path / answer.outcome.dir)
+    file.write_text(lock_text(Lock(ranks=2, roles=recorded(attempt, 2).roles)))
+
+
+def compare(forks: Forks, file: Path, program: Path, *args: str, ranks: int = 2) -> Outcome:
+    return forks.run(script=Script(file=str(program), ranks=ranks, args=args), locked=file).outcome
 
 
 @pytest.mark.parametrize("kind", ["ddp", "fsdp", "tensor"])
-def test_harmless_changes_are_none_and_a_harmful_one_is_told(kind: str, tmp_path: Path, server: ForkServer) -> None:
-    _, attempt = carry_out(tmp_path, server, PROGRAM, kind)
+def test_harmless_changes_are_none_and_a_harmful_one_is_told(kind: str, tmp_path: Path, forks: Forks) -> None:
     file = tmp_path / "communicates.comm.lock"
-    file.write_text(lock_text(Lock(ranks=2, roles=recorded(attempt, 2).roles)))
+    record(forks, kind, file)
     text = PROGRAM.read_text()
     for old, new in HARMLESS:
         assert old in text
         text = text.replace(old, new)
     edited = tmp_path / "communicates.py"
     edited.write_text(text)
-    outcome, _ = carry_out(tmp_path, server, edited, kind, file=file)
+    outcome = compare(forks, file, edited, kind)
     assert outcome.verdict.status == "PASS", outcome.verdict.summary
     assert "a step communicates as communicates.comm.lock says" in outcome.passed_checks
-    outcome, _ = carry_out(tmp_path, server, PROGRAM, kind, DIFFERENCES[kind], file=file)
+    outcome = compare(forks, file, PROGRAM, kind, DIFFERENCES[kind])
     assert (outcome.verdict.status, outcome.verdict.cause) == ("FAIL", "expectation_missed")
     assert "communicates.comm.lock" in outcome.verdict.summary
 
 
-def test_a_lock_holds_for_another_world_size(tmp_path: Path, server: ForkServer) -> None:
-    _, attempt = carry_out(tmp_path, server, PROGRAM, "fsdp")
+def test_a_lock_holds_for_another_world_size(tmp_path: Path, forks: Forks) -> None:
     file = tmp_path / "fsdp.comm.lock"
-    file.write_text(lock_text(Lock(ranks=2, roles=recorded(attempt, 2).roles)))
+    record(forks, "fsdp", file)
     (role,) = parse_lock(file.read_text(), "fsdp").roles
     assert {name for one in role.operations for name in one.group.names} == {"dp", "world"}
-    outcome, _ = carry_out(tmp_path, server, PROGRAM, "fsdp", ranks=3, file=file)
+    outcome = compare(forks, file, PROGRAM, "fsdp", ranks=3)
     assert outcome.verdict.status == "PASS", outcome.verdict.summary
 
 

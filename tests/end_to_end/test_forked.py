@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import re
@@ -11,6 +12,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -21,6 +23,7 @@ from nsa_harness.commands.attempt import run_one
 from nsa_harness.core.plan import Launcher, RunSpec
 from nsa_harness.core.recording.recording import Activation
 from nsa_harness.core.report import Outcome
+from nsa_harness.fork_server import agent
 from nsa_harness.supervisor.launch.fork_client import ForkServer, unforkable_reason
 from nsa_harness.supervisor.launch.machine import machine_facts
 from nsa_harness.supervisor.launch.planning import Invocation, Script, plan_launches
@@ -34,6 +37,16 @@ from .jobs import until
 PROGRAM = PROGRAMS / "forked.py"
 # What a program sees of its start and two starts never share; the imports of the server leave one filter behind.
 UNLIKE = ("drawn", "seed", "filters")
+
+
+RECORDER = """\
+import json, torch, torch.distributed as dist
+from torch._C._distributed_c10d import _dump_fr_trace_json
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+for _ in range(9):
+    dist.all_reduce(torch.ones(1))
+print("ENTRIES", len(json.loads(_dump_fr_trace_json())["entries"]))
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -363,6 +376,33 @@ def test_a_forked_process_has_the_level_of_debugging_that_it_was_launched_with(
         done = launches.launch(asked, Launcher.FORK, f"level-{level}")
         assert done.spec.launcher is Launcher.FORK, done.spec.notes
         assert done.said("LEVEL") == [f"[rank0] LEVEL DebugLevel.{level}"]
+
+
+def test_a_forked_launch_skips_the_delays_of_torchruns_rendezvous() -> None:
+    module = SimpleNamespace(**vars(importlib.import_module(agent._RENDEZVOUS)))
+    assert vars(module).keys() >= {"_delay", "get_method_name"}
+    delays: list[float] = []
+    module._delay = delays.append
+    agent._shorten_rendezvous(module)
+    module._delay(seconds=(0, 0.3))
+    module._delay(seconds=1)
+    assert delays == [1]
+
+    def record() -> str:
+        return module.get_method_name()
+
+    assert record() == "test_a_forked_launch_skips_the_delays_of_torchruns_rendezvous"
+
+
+def test_a_forked_process_has_the_size_of_the_flight_recorder_that_it_was_launched_with(
+    launches: Launches, tmp_path: Path
+) -> None:
+    file = tmp_path / "recorder.py"
+    file.write_text(RECORDER)
+    spec = only(plan_launches(question(script=Script(file=str(file), ranks=1, args=())), machine_facts()))
+    done = launches.launch(replace(spec, env=(("TORCH_FR_BUFFER_SIZE", "7"),)), Launcher.FORK, "recorder")
+    assert done.spec.launcher is Launcher.FORK, done.spec.notes
+    assert done.said("ENTRIES") == ["[rank0] ENTRIES 7"]
 
 
 def test_a_script_that_sets_what_torch_reads_at_its_import_is_not_forked(tmp_path: Path) -> None:

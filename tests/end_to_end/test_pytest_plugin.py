@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -83,7 +84,7 @@ def test_without_a_process_group():
     assert not dist.is_initialized()
 
 @pytest.mark.ranks(2)
-@pytest.mark.timeout(20)
+@pytest.mark.timeout(30)
 def test_that_is_too_slow():
     while True:
         dist.barrier()
@@ -91,6 +92,32 @@ def test_that_is_too_slow():
 @pytest.mark.ranks(2, backend="gloo", world=3)
 def test_with_a_wrong_marker():
     pass
+
+def sum_of_ranks(shift, plus=0):
+    value = torch.tensor([float(dist.get_rank() + shift)])
+    dist.all_reduce(value)
+    return dist.get_rank(), value + plus
+
+@pytest.fixture(scope="module")
+def sums(nsa_ranks):
+    return nsa_ranks(sum_of_ranks, 5, plus=1)
+
+def test_results(sums):
+    assert [(rank, value.item()) for rank, value in sums] == [(0, 12), (1, 12)]
+    assert not dist.is_initialized()
+
+def fails_on_one_rank():
+    assert dist.get_rank() * 10 < 5
+    return lambda: 1
+
+def test_that_calls_what_fails(nsa_ranks):
+    nsa_ranks(fails_on_one_rank, ranks=2)
+
+def test_with_a_result_that_cannot_be_pickled(nsa_ranks):
+    nsa_ranks(fails_on_one_rank, ranks=1)
+
+def test_with_a_function_that_cannot_be_pickled(nsa_ranks):
+    nsa_ranks(lambda: 1)
 """
 SCRIPT = """\
 import sys
@@ -141,7 +168,7 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, st
     (directory / "conftest.py").write_text(CONFTEST)
     (directory / "test_ranks.py").write_text(TESTS)
     run_pytest(directory, "--junitxml=results.xml", "--model=large", "--nsa-out=runs")
-    assert len([path for path in (directory / "runs").iterdir() if not path.is_symlink()]) == 9
+    assert len([path for path in (directory / "runs").iterdir() if not path.is_symlink()]) == 12
     return results(directory / "results.xml")
 
 
@@ -186,11 +213,23 @@ def test_a_skip_on_one_rank_is_a_failure_and_a_backend_is_optional(session: dict
     assert session["test_without_a_process_group"] == ("passed", "")
 
 
+def test_a_function_is_called_on_every_rank_and_its_results_are_returned(session: dict[str, tuple[str, str]]) -> None:
+    assert session["test_results"] == ("passed", "")
+    result, text = session["test_that_calls_what_fails"]
+    assert (result, "rank 1 failed:" in text, "assert (1 * 10) < 5" in text) == ("failure", True, True)
+    for what, reason in (
+        ("result", "the result of fails_on_one_rank cannot be"),
+        ("function", "TypeError: nsa_ranks:"),
+    ):
+        result, text = session[f"test_with_a_{what}_that_cannot_be_pickled"]
+        assert (result, reason in text, "<lambda>" in text) == ("failure", True, True)
+
+
 def test_the_run_is_judged_before_pytest_timeout_ends_the_test(session: dict[str, tuple[str, str]]) -> None:
     result, text = session["test_that_is_too_slow"]
     assert result == "failure"
     assert "FAIL  test_that_is_too_slow" in text
-    assert "deadline of 14 s" in text
+    assert "deadline of 21 s" in text
     assert "no process left" in text
 
 
@@ -237,6 +276,39 @@ def test_scenarios_are_tests(tmp_path: Path) -> None:
         "test_script": "passed", "big": "skipped", "steps@run.args=go": "passed", "steps@run.args=fail": "failure",
     }  # fmt: skip
     assert "ValueError: of rank 1" in found["steps@run.args=fail"][1]
+
+
+CHOSEN_TESTS = """\
+import pytest
+
+@pytest.mark.ranks(1, backend=None)
+@pytest.mark.parametrize("number", [1, 2])
+def test_number(number):
+    assert number == 1
+"""
+CODES = """\
+name: codes
+about: a command that ends with an exit code
+tags: [quick]
+run: {ranks: 1, command: [sh, -c, exit 0]}
+matrix: {run.command: [[sh, -c, exit 0], [sh, -c, exit 1], [sh, -c, exit 2]]}
+"""
+
+
+def test_tests_are_chosen_repeated_and_spread_as_always(tmp_path: Path) -> None:
+    (tmp_path / "test_it.py").write_text(CHOSEN_TESTS)
+    (tmp_path / "scenarios").mkdir()
+    (tmp_path / "scenarios" / "codes.yaml").write_text(CODES)
+
+    def choose(*words: str) -> tuple[str, list[str]]:
+        """Return the output, and the tests in it: 1 and 2 on ranks, 0 to 2 of the scenario."""
+        out = run_pytest(tmp_path, "test_it.py", "--nsa-scenarios", "-p", "cacheprovider", *words).stdout
+        return out, re.findall(r"^(?:scenarios|test_it).*::(?:codes.*exit_|test_number\[)(\d)\]?$", out, re.M)
+
+    assert "3 failed, 2 passed" in choose("-n2", "--dist=loadfile")[0]
+    assert choose("--lf", "--collect-only", "-q")[1] == ["2", "1", "2"]
+    assert choose("-m", "ranks", "-k", "not 2", "--collect-only", "-q")[1] == ["1"]
+    assert "1 failed, 1 passed, 2 deselected" in choose("-x", "-m", "quick")[0]
 
 
 def test_the_plugin_does_nothing_until_it_is_asked() -> None:

@@ -5,21 +5,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import combinations
-from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ranks import run_forks
 from torch import Tensor
+from wrapped_gradients import built, whole_gradients
 
 from nsa_attention.config import ALL_BRANCHES, Attention, Branch, Compression, Implementation, NSAConfig
+from nsa_attention.data import IGNORED
 from nsa_attention.model import Recompute, TinyLM
 from nsa_attention.ops.packed import compressed_starts, packed_layout
 from nsa_attention.ops.selection import RANKERS
-from nsa_attention.parallelize import checkpoint_layers
+from nsa_attention.parallelize import average_gradients, checkpoint_layers, parallelize
 from nsa_attention.samples import Observer
+from nsa_attention.settings import read_settings
+from nsa_attention.train import summed_loss
+from nsa_attention.values import Wrapper
+from nsa_attention.world import join_ranks
 
 SUBSETS = [pair for size in (1, 2, 3) for pair in combinations(ALL_BRANCHES, size)]
 # Two rows of 40: one token, shorter than a block, as long as one, longer, a whole row.
@@ -177,8 +181,34 @@ def test_the_stock_control_refuses_documents(tiny: NSAConfig) -> None:
         model(torch.zeros(1, 40, dtype=torch.long), (40,))
 
 
-def test_two_ranks_with_documents_of_their_own_compute_the_gradients_of_one_process(tmp_path: Path) -> None:
-    program = str(Path(__file__).with_name("packed_gradients.py"))
-    ranks = run_forks(2, program, str(tmp_path / "distances.json"), boards=None)
-    assert [rank.status for rank in ranks] == [0, 0], ranks
-    assert (tmp_path / "distances.json").read_text() == "[]"
+WAYS = {
+    "ddp": ("--wrapper", "ddp"),
+    "ddp gc": ("--wrapper", "ddp", "--gc", "0:1"),
+    "ddp reentrant": ("--wrapper", "ddp", "--static-graph", "--gc", "all", "--gc-mode", "reentrant"),
+    "fsdp": ("--wrapper", "fsdp"),
+    "fsdp1": ("--wrapper", "fsdp1", "--gc", "all"),
+    "manual": ("--wrapper", "manual"),
+}
+
+
+@pytest.mark.ranks(2, backend=None)
+def test_two_ranks_with_documents_of_their_own_compute_the_gradients_of_one_process() -> None:
+    tokens = torch.randint(256, (2, 97))
+    inputs, targets = tokens[:, :-1], tokens[:, 1:].clone()
+    targets[0, [29, 30, 95]] = IGNORED  # the last tokens of three documents
+    counted = int((targets != IGNORED).sum())
+    lengths = ((30, 1, 65), (96,))  # a row for each rank: the ranks count different numbers of targets
+    with join_ranks("cpu", "gloo", needs_group=True) as world:
+        mine = slice(world.rank, world.rank + 1)
+        for options in WAYS.values():
+            model_settings = read_settings(("--layers", "2", "--dtype", "float64", *options), {})
+            whole, bare = (built(model_settings, torch.float64) for _ in range(2))
+            (summed_loss(whole(inputs, sum(lengths, ())), targets) / counted).backward()
+            expected = {key: parameter.grad for key, parameter in whole.named_parameters()}
+            model = parallelize(bare, model_settings, world, None)
+            loss = summed_loss(model(inputs[mine], lengths[world.rank]), targets[mine])
+            (loss * world.size / counted).backward()
+            if model_settings.wrapper is Wrapper.MANUAL:
+                average_gradients(bare, world)
+            for key, gradient in whole_gradients(model):
+                torch.testing.assert_close(gradient, expected[key], rtol=0, atol=1e-10)

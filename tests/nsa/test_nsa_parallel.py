@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,8 @@ from typing import Any
 import pytest
 import torch
 from conftest import Alone, Program, forked
-from ranks import run_forks
 from torch import Tensor
-from wrapped_gradients import ONE_OF_EACH, REST, WAYS
+from wrapped_gradients import ONE_OF_EACH, REST, WAYS, compare
 
 from nsa_attention.config import CI, Attention, Branch
 from nsa_attention.model import Recompute, StockBlock, TinyLM
@@ -25,23 +25,15 @@ from nsa_attention.world import World
 LINES = "[GRAD-TRACE] after_backward_step"
 
 
-def ranks_measure(directory: Path, what: str) -> dict[str, Any]:
-    result = directory / "result.json"
-    program = str(Path(__file__).with_name("wrapped_gradients.py"))
-    ranks = run_forks(2, program, str(result), what, boards=None)
-    assert [rank.status for rank in ranks] == [0, 0], ranks
-    return json.loads(result.read_text(encoding="utf-8"))
-
-
 @pytest.fixture(scope="module")
-def first(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def first(nsa_ranks: Callable[..., Any]) -> dict[str, Any]:
     """What two ranks have to measure, in one launch."""
-    return ranks_measure(tmp_path_factory.mktemp("first"), "first")
+    return nsa_ranks(compare, "first", backend=None)[0]
 
 
 @pytest.fixture(scope="module")
-def rest(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    return ranks_measure(tmp_path_factory.mktemp("rest"), "rest")
+def rest(nsa_ranks: Callable[..., Any]) -> dict[str, Any]:
+    return nsa_ranks(compare, "rest", backend=None)[0]
 
 
 @pytest.fixture

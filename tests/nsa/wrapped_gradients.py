@@ -1,16 +1,10 @@
-"""What two ranks compute: for each way to wrap the model, how far its gradients are from those of one process.
-
-Started by test_nsa_parallel.py: wrapped_gradients.py FILE first|rest. Rank 0 writes a JSON object to the file.
-"""
+"""What two ranks compute: for each way to wrap the model, how far its gradients are from those of one process."""
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -144,21 +138,14 @@ def measured(world: World, ways: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def main() -> None:
+def compare(what: str) -> dict[str, Any]:
+    """Return the distances and whether the mean in bfloat16 is exact. `what`: "first", or "rest" for slow tests."""
     torch.set_num_threads(1)
-    file, what = sys.argv[1:]
     with join_ranks("cpu", "gloo", needs_group=True) as world:
         if what == "rest":
-            result = measured(world, REST)
-        else:
-            result = measured(world, ONE_OF_EACH) | {
-                "float64": distances(world, Attention.NSA, torch.float64, WAYS),
-                "bf16_mean_is_exact": bf16_mean_is_exact(world),
-                "bf16_hook": bf16_hook_distance(world),
-            }
-        if world.is_first:
-            Path(file).write_text(json.dumps(result), encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()
+            return measured(world, REST)
+        return measured(world, ONE_OF_EACH) | {
+            "float64": distances(world, Attention.NSA, torch.float64, WAYS),
+            "bf16_mean_is_exact": bf16_mean_is_exact(world),
+            "bf16_hook": bf16_hook_distance(world),
+        }

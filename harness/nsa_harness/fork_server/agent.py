@@ -14,12 +14,14 @@ import resource
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO, Any
 
 _HANDLER = "torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler"
+_RENDEZVOUS = "torch.distributed.elastic.rendezvous.dynamic_rendezvous"
 _POLL_S = 0.01
 
 
@@ -83,6 +85,19 @@ def _receive(agent: socket.socket) -> tuple[bytes, list[int], int, Any]:
 def start_ranks_from(forks: Sequence[WaitingFork]) -> None:
     """Make torchrun's agent use the waiting processes instead of starting new ones."""
     importlib.import_module(_HANDLER).Popen = functools.partial(Rank, list(forks))  # type: ignore[attr-defined]
+    _shorten_rendezvous(importlib.import_module(_RENDEZVOUS))
+
+
+def _shorten_rendezvous(module: Any) -> None:
+    """Take two delays out of torchrun's rendezvous that a job on one node does not need.
+
+    torchrun sleeps for a random time of up to 0.3 s, so that many nodes do not connect at once. It also calls
+    `inspect.stack()` to name each of its log events, which searches all imported modules (torch 2.13: 0.2 s of CPU
+    time per launch).
+    """
+    delay = getattr(module, "_delay", time.sleep)
+    module._delay = lambda seconds: None if isinstance(seconds, tuple) else delay(seconds)
+    module.get_method_name = lambda depth=2: sys._getframe(depth).f_code.co_name
 
 
 class Rank:

@@ -59,7 +59,8 @@ def _owns_rank() -> bool:
 def _command() -> list[str]:
     try:
         with open("/proc/self/cmdline", "rb") as file:
-            return [os.fsdecode(argument) for argument in file.read().split(b"\0")]
+            # A forked rank's command line ends in thousands of NULs, see `ProcessTitle` of the fork server.
+            return [os.fsdecode(argument) for argument in file.read().rstrip(b"\0").split(b"\0")]
     except OSError:
         return list(getattr(sys, "orig_argv", ()))
 

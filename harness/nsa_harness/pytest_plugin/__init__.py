@@ -15,12 +15,13 @@ if TYPE_CHECKING:
     from nsa_harness.core.report import Outcome
     from nsa_harness.pytest_plugin.launching import Runs
 
-_IN_RANK = "nsa_harness.pytest_plugin.in_rank"
+IN_RANK = "nsa_harness.pytest_plugin.in_rank"
 _MARKER = (
     'ranks(count, backend="gloo", locked=None): run the body of the test in `count` processes under torchrun.'
     " nsa-harness judges the run: a hang fails the test, with its cause, rank and line. `locked`: a comm.lock file."
 )
 _runs = pytest.StashKey["Runs"]()
+_test = pytest.StashKey[pytest.Item]()  # the test that is in progress
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -67,6 +68,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 @pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    item.config.stash[_test] = item
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     marker = pyfuncitem.get_closest_marker("ranks")
     if marker is None or _is_rank(pyfuncitem.config):
@@ -78,24 +84,56 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 
 def _is_rank(config: pytest.Config) -> bool:
-    return config.pluginmanager.hasplugin(_IN_RANK)
+    return config.pluginmanager.hasplugin(IN_RANK)
 
 
-@pytest.fixture
-def nsa_run(request: pytest.FixtureRequest) -> Callable[..., Outcome]:
+@pytest.fixture(scope="session")
+def nsa_run(pytestconfig: pytest.Config) -> Callable[..., Outcome]:
     """Run a script under torchrun and return its Outcome: `nsa_run("train.py", "--steps", "2", ranks=2)`.
 
-    `locked`: the comm.lock file with which the run is compared. Settings are keywords with `__` for a dot, such as
-    `limits__stall_s=20`. A run that fails or hangs raises nothing; compare `outcome.verdict.status`.
+    `locked`: the comm.lock file with which the run is compared. `warm`: fork the ranks from a process that has imported
+    torch, if that is safe for the script. Settings are keywords with `__` for a dot, such as `limits__stall_s=20`. A
+    run that fails or hangs raises nothing; compare `outcome.verdict.status`.
     """
 
     def run(
-        script: str | Path, *args: str, ranks: int = 2, locked: str | Path | None = None, **settings: Any
+        script: str | Path,
+        *args: str,
+        ranks: int = 2,
+        locked: str | Path | None = None,
+        warm: bool = False,
+        **settings: Any,
     ) -> Outcome:
         words = [f"{key.replace('__', '.')}={value}" for key, value in settings.items()]
-        runs = runs_of(request.config)
-        return runs.run(
-            runs.script(script, args, ranks=ranks, settings=words, item=request.node), locked=locked
-        ).outcome
+        runs = runs_of(pytestconfig)
+        spec = runs.script(script, args, ranks=ranks, settings=words, item=pytestconfig.stash[_test])
+        return runs.run(spec, warm=warm, locked=locked).outcome
 
     return run
+
+
+@pytest.fixture(scope="session")
+def nsa_ranks(pytestconfig: pytest.Config) -> Callable[..., list[Any]]:
+    """Call a function on every rank and return the list of its results: `nsa_ranks(mean_loss, 8, ranks=2)`.
+
+    `ranks`, `backend` and `locked` are those of `pytest.mark.ranks`. All other arguments are passed to the function.
+    The function must be at the top level of a module; its arguments and results are pickled. If it raises, skips or
+    hangs on a rank, the test ends as a test with `pytest.mark.ranks` does. Raises TypeError if the function or an
+    argument cannot be pickled.
+    """
+
+    def call(
+        function: Callable[..., Any],
+        *args: Any,
+        ranks: int = 2,
+        backend: str | None = "gloo",
+        locked: str | Path | None = None,
+        **keywords: Any,
+    ) -> list[Any]:
+        __tracebackhide__ = True
+        from nsa_harness.pytest_plugin.ranks import Launch, call_on_ranks
+
+        launch = Launch(count=ranks, backend=backend, locked=locked)
+        return call_on_ranks(pytestconfig.stash[_test], launch, runs_of(pytestconfig), (function, args, keywords))
+
+    return call

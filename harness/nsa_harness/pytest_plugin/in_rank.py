@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
+import pickle
+import posix
+import sys
+import threading
 from pathlib import Path
 
 import pytest
 
 OPTIONS = "options.json"  # the options of the pytest session that launched this rank
+CALL = "call.pickle"  # the function to call instead of the test's body, with its arguments
+RESULT = "rank{}.pickle"  # what that function returned
+_RESULT_BYTES = 64 << 20
 # Options that decide which tests run, how, and what is printed. A rank has its own.
 _OWN = (
     "file_or_dir", "plugins", "inifilename", "rootdir", "override_ini", "importmode", "keyword", "markexpr", "maxfail",
@@ -60,6 +68,35 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         torch.distributed.init_process_group(backend)
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items if _call(config) else ():
+        item.fixturenames = []  # type: ignore[attr-defined]  # the test that calls the function has set them up
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Call the function of `nsa_ranks` instead of the test's body, and write its result to a file."""
+    __tracebackhide__ = True
+    if not (call := _call(pyfuncitem.config)):
+        return None
+    function, args, keywords = pickle.loads(call.read_bytes())
+    result = function(*args, **keywords)
+    try:
+        data = pickle.dumps(result)
+        reason = f"has {len(data):,} bytes; the limit is {_RESULT_BYTES:,}" if len(data) > _RESULT_BYTES else ""
+    except Exception as error:  # whatever the class of the result raises
+        reason = f"cannot be pickled: {error}"
+    if reason:
+        pytest.fail(f"the result of {function.__qualname__} {reason}", pytrace=False)
+    call.with_name(RESULT.format(os.environ["RANK"])).write_bytes(data)
+    return True
+
+
+def _call(config: pytest.Config) -> Path | None:
+    file = Path(config.getoption("--nsa-rank-reports"), CALL)
+    return file if file.exists() else None
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(exitstatus: int) -> None:
     import torch
@@ -86,3 +123,17 @@ class _Reports:
         data = self._config.hook.pytest_report_to_serializable(config=self._config, report=report)
         with self._file.open("a", encoding="utf-8") as file:
             file.write(json.dumps(data, default=str) + "\n")
+
+
+def main() -> None:
+    """Run pytest and exit without taking the interpreter apart, which in a forked process would copy its memory."""
+    status = int(pytest.console_main())
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    posix._exit(status)
+
+
+if __name__ == "__main__":
+    main()

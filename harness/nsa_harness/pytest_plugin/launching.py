@@ -46,11 +46,11 @@ class Runs:
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
         self.facts = machine_facts()
-        self._server = ForkServer(preload=("pytest", *(f"_pytest.{name}" for name in default_plugins)))
+        self.server = ForkServer(preload=("pytest", *(f"_pytest.{name}" for name in default_plugins)))
         end_dead_runs()
 
     def close(self) -> None:
-        self._server.__exit__(None, None, None)
+        self.server.__exit__(None, None, None)
 
     def script(
         self,
@@ -81,11 +81,19 @@ class Runs:
         env = (*spec.env, ("PYTEST_ADDOPTS", ""))  # the options of this session are not those of a rank
         return replace(spec, scenario=name, about=item.nodeid, subject=item.nodeid, env=env)
 
-    def run(self, spec: RunSpec, *, warm: bool = False, locked: str | os.PathLike[str] | None = None) -> Answer:
+    def run(
+        self,
+        spec: RunSpec,
+        *,
+        warm: bool = False,
+        locked: str | os.PathLike[str] | None = None,
+        out: Path | None = None,
+    ) -> Answer:
         """Launch one run and wait for its end. Raise KeyboardInterrupt after Ctrl-C.
 
         `warm`: fork the ranks from a process that has imported torch, if that is safe for this program. `locked`: the
-        comm.lock file with which the run is compared.
+        comm.lock file with which the run is compared. `out`: the parent of the run's directory, if it is not that of
+        `--nsa-out`.
         """
         if locked is not None:
             from nsa_harness.commands.run import locked as with_lock
@@ -94,11 +102,11 @@ class Runs:
         # A variable that differs from test to test would need a fork server of its own for each.
         os.environ.pop("PYTEST_CURRENT_TEST", None)  # pytest sets it again before it next reads it
         if warm:
-            spec = self._server.with_launcher(replace(spec, launcher=Launcher.FORK))
-        options = RunOptions(command=f"pytest {spec.about}", out=self._out())
+            spec = self.server.with_launcher(replace(spec, launcher=Launcher.FORK))
+        options = RunOptions(command=f"pytest {spec.about}", out=out or self._out())
         with ExitStack() as stack:
             devices = self._lease(spec, stack)
-            outcome, path = run_in_own_directory(spec, options, facts=self.facts, devices=devices, server=self._server)
+            outcome, path = run_in_own_directory(spec, options, facts=self.facts, devices=devices, server=self.server)
         return Answer(outcome=outcome, text=f"{_answer(outcome, path)}\n  report    {path}", path=path)
 
     def _out(self) -> Path:

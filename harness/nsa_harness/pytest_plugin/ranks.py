@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import inspect
 import json
+import pickle
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from nsa_harness.core.report import Status
-from nsa_harness.pytest_plugin.in_rank import OPTIONS, options_to_pass
+from nsa_harness.pytest_plugin import IN_RANK
+from nsa_harness.pytest_plugin.in_rank import CALL, OPTIONS, RESULT, options_to_pass
 from nsa_harness.pytest_plugin.launching import Answer, Runs
 from nsa_harness.texts.words import ranks as ranks_text
 
@@ -22,42 +24,72 @@ _JUDGED = (Status.PASS, Status.FAIL)
 Reports = Mapping[int, Sequence[Any]]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    """The arguments of `pytest.mark.ranks`."""
+
+    count: int
+    backend: str | None = "gloo"
+    locked: str | Path | None = None
+
+
 def run_on_ranks(item: pytest.Function, marker: pytest.Mark, runs: Runs) -> None:
     """Run the test in each rank. Fail or skip it here, as the ranks did."""
-    count, backend, locked = _arguments(marker)
+    _run(item, _launch(marker), runs, b"")
+
+
+def call_on_ranks(item: pytest.Item, launch: Launch, runs: Runs, call: tuple[Any, ...]) -> list[Any]:
+    """Call a function in each rank and return its results. `call`: the function, its arguments and its keywords.
+
+    Fails or skips the test, as the ranks did. Raises TypeError if the call cannot be pickled.
+    """
+    __tracebackhide__ = True
+    try:
+        pickled = pickle.dumps(call)
+    except Exception as error:  # whatever the class of an argument raises
+        raise TypeError(
+            f"nsa_ranks: the function must be at the top level of a module, and all arguments picklable: {error}"
+        ) from None
+    return [pickle.loads(result) for result in _run(item, launch, runs, pickled)]
+
+
+def _run(item: pytest.Item, launch: Launch, runs: Runs, call: bytes) -> list[bytes]:
+    """Run the test in each rank, or `call` instead of its body. Return the pickled results of the calls."""
     config = item.config
     with tempfile.TemporaryDirectory(prefix="nsa-harness-test-") as directory:
         words = [
             f"{item.path}::{item.nodeid.partition('::')[2]}",
-            "-p", "nsa_harness.pytest_plugin", "-p", "nsa_harness.pytest_plugin.in_rank",
+            "-p", "nsa_harness.pytest_plugin", "-p", IN_RANK,
             *(word for name in config.option.plugins for word in ("-p", name)),
             "-q", "--no-header", "--no-summary", "--runxfail", "-p", "no:cacheprovider", "-o", "addopts=",
             f"--rootdir={config.rootpath}", *([f"-c={config.inipath}"] if config.inipath else ()),
             f"--import-mode={config.getoption('importmode')}", f"--nsa-rank-reports={directory}",
-            f"--nsa-backend={backend or ''}",
+            f"--nsa-backend={launch.backend or ''}",
         ]  # fmt: skip
         Path(directory, OPTIONS).write_text(options_to_pass(config), encoding="utf-8")
-        spec = runs.script("pytest", words, ranks=count, item=item, module=True)
-        answer = runs.run(spec, warm=True, locked=None if locked is None else item.path.parent / locked)
-        _conclude(answer, {rank: _reports(Path(directory, f"rank{rank}.jsonl"), config) for rank in range(count)})
+        if call:
+            Path(directory, CALL).write_bytes(call)
+        spec = runs.script(IN_RANK, words, ranks=launch.count, item=item, module=True)
+        answer = runs.run(spec, warm=True, locked=launch.locked and item.path.parent / launch.locked)
+        ranks = range(launch.count)
+        _conclude(answer, {rank: _reports(Path(directory, f"rank{rank}.jsonl"), config) for rank in ranks})
+        return [Path(directory, RESULT.format(rank)).read_bytes() for rank in ranks] if call else []
 
 
-def _arguments(marker: pytest.Mark) -> tuple[int, str | None, str | Path | None]:
-    """Return the number of ranks, the backend and the comm.lock file. Fail the test if there are other arguments."""
+def _launch(marker: pytest.Mark) -> Launch:
+    """Return the arguments of the marker. Fail the test if they are wrong."""
 
-    def ranks(
-        count: int, backend: str | None = "gloo", locked: str | Path | None = None
-    ) -> tuple[int, str | None, str | Path | None]:
-        return count, backend, locked
+    def ranks(count: int, backend: str | None = "gloo", locked: str | Path | None = None) -> Launch:
+        return Launch(count=count, backend=backend, locked=locked)
 
     try:
-        bound = inspect.signature(ranks).bind(*marker.args, **marker.kwargs)
+        launch = ranks(*marker.args, **marker.kwargs)
     except TypeError as error:
-        pytest.fail(f"@pytest.mark.ranks: {error}; expected ranks(count, backend='gloo', locked=None)", pytrace=False)
-    count, backend, locked = ranks(*bound.args, **bound.kwargs)
-    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-        pytest.fail(f"@pytest.mark.ranks: expected a number of ranks, got {count!r}", pytrace=False)
-    return count, backend, locked
+        reason = str(error).partition("() ")[2]
+        pytest.fail(f"@pytest.mark.ranks: {reason}; expected ranks(count, backend='gloo', locked=None)", pytrace=False)
+    if isinstance(launch.count, bool) or not isinstance(launch.count, int) or launch.count < 1:
+        pytest.fail(f"@pytest.mark.ranks: expected a number of ranks, got {launch.count!r}", pytrace=False)
+    return launch
 
 
 def _reports(file: Path, config: pytest.Config) -> list[Any]:

@@ -48,8 +48,9 @@ _STARTUP_VARIABLES = (
     "TORCH", "PYTORCH", "ATEN", "OMP", "GOMP", "KMP", "MKL", "OPENBLAS", "NUMEXPR", "GLOO", "NCCL", "CUDA",
     "PYTHON", "LD_", "GLIBC_", "MALLOC_", "LC_", "LANG", "TZ", "TMPDIR",
 )  # fmt: skip
-# Variables that `Program.prepare` makes torch read again in a fork.
-_RELOADED_VARIABLES = ("TORCH_DISTRIBUTED_DEBUG",)
+# Variables that are read in a fork: `Program.prepare` makes torch read the first again, and torch reads the second when
+# it records the first collective call.
+_RELOADED_VARIABLES = ("TORCH_DISTRIBUTED_DEBUG", "TORCH_FR_BUFFER_SIZE")
 _SET_IN_SOURCE = re.compile(rf"(?:environ|putenv)\b.*[\"']((?:{'|'.join(_STARTUP_VARIABLES)})\w*)")
 # NumPy loads OpenBLAS, which starts one thread per core by default. A process with threads cannot be forked safely.
 _ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1"}
