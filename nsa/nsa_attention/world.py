@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import os
 from collections.abc import Iterator
@@ -66,6 +67,20 @@ class World:
             dist.barrier()
 
 
+# The process group that was left last. DDP's reducer also holds it, and an exception keeps the model alive beyond
+# `join_ranks`. If the reducer held the last reference, it would join the threads of gloo with the GIL held. A thread
+# may need the GIL to release a Python object, and both would wait for ever (seen with torch 2.13). If the interpreter
+# exits before the threads end, such a thread aborts the process (seen with torch 2.11).
+_left_groups: list[dist.ProcessGroup] = []
+
+
+@atexit.register
+def _release_left_groups() -> None:
+    """Free the models of the group that was left last, and then the group, which joins its threads without the GIL."""
+    gc.collect()
+    _left_groups.clear()
+
+
 @contextmanager
 def join_ranks(device: str, backend: str, *, needs_group: bool) -> Iterator[World]:
     """Join the process group described by torchrun's environment, and leave it at the end of the `with` block.
@@ -89,9 +104,8 @@ def join_ranks(device: str, backend: str, *, needs_group: bool) -> Iterator[Worl
         yield World(rank=rank, local_rank=local_rank, size=size, device=rank_device, backend=group_backend)
     finally:
         if dist.is_initialized():
+            _left_groups[:] = [dist.group.WORLD]
             dist.destroy_process_group()
-        # DDP is part of reference cycles and keeps the group and its threads alive. A thread that still releases a
-        # Python tensor while the interpreter exits aborts the process (seen with gloo in torch 2.11).
         gc.collect()
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +14,8 @@ import pytest
 import torch
 from conftest import Alone, Program, forked
 from torch import Tensor
-from wrapped_gradients import ONE_OF_EACH, REST, WAYS, compare
+from torch.nn.parallel import DistributedDataParallel
+from wrapped_gradients import ONE_OF_EACH, REST, WAYS
 
 from nsa_attention.config import CI, Attention, Branch
 from nsa_attention.model import Recompute, StockBlock, TinyLM
@@ -20,7 +23,7 @@ from nsa_attention.observe import ViewGradientTrace
 from nsa_attention.ops.selection import RANKERS
 from nsa_attention.parallelize import checkpoint_layers, compile_layers
 from nsa_attention.telemetry import Telemetry
-from nsa_attention.world import World
+from nsa_attention.world import CannotRunError, World, join_ranks
 
 LINES = "[GRAD-TRACE] after_backward_step"
 
@@ -144,7 +147,6 @@ def test_rotary_angles_are_not_rounded_to_bfloat16_by_a_sharded_model(alone: Alo
 def test_an_unused_parameter_is_missing_by_name_under_fsdp1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """FSDP1 fills its gradient with zeros, so that only the views tell."""
     from nsa_attention.sharding import shard_by_fsdp1
-    from nsa_attention.world import join_ranks
 
     bare = TinyLM.from_config(replace(CI, layers=1))
     bare.blocks[0].attn.register_parameter("idle", torch.nn.Parameter(torch.zeros(3)))
@@ -154,6 +156,24 @@ def test_an_unused_parameter_is_missing_by_name_under_fsdp1(tmp_path: Path, caps
         model(torch.randint(256, (1, 64))).mean().backward()
     trace.after_backward(1)
     assert capsys.readouterr().out == f"{LINES}1 arrived=29 missing=1\n  - MISSING: blocks.0.attn.idle\n"
+
+
+def test_a_failed_run_does_not_leave_its_model_as_the_last_owner_of_the_group() -> None:
+    """The model would join the threads of gloo with the GIL held, and one of them may need it."""
+
+    def fail() -> None:
+        nonlocal group
+        with join_ranks("cpu", "gloo", needs_group=True):
+            model = DistributedDataParallel(torch.nn.Linear(2, 2))
+            group = weakref.ref(torch.distributed.group.WORLD)
+            model(torch.ones(1, 2)).sum().backward()
+            raise CannotRunError
+
+    group: Callable[[], object] = object
+    with pytest.raises(CannotRunError):
+        fail()
+    gc.collect()
+    assert group() is not None
 
 
 def test_stop_gradient_gates_learn_nothing_and_pass_nothing_on(alone: Alone) -> None:
