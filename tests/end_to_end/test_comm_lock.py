@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,7 +13,8 @@ from nsa_harness.supervisor.launch.planning import Script
 from nsa_harness.supervisor.storage.comm_lock import lock_text, parse_lock, recorded, with_large_recorder
 from nsa_harness.supervisor.storage.rundir import AttemptDir
 
-from .conftest import LIMIT_S, PROGRAMS, Forks, Workspace
+from .conftest import PROGRAMS, Forks, Workspace
+from .test_pytest_plugin import run_pytest
 
 PROGRAM = PROGRAMS / "communicates.py"
 HARMLESS = (
@@ -97,17 +96,7 @@ def test_a_test_on_several_ranks_is_compared_with_a_file(tmp_path: Path) -> None
     (tmp_path / "step.comm.lock").write_text(lock_text(lock))
     (tmp_path / "test_steps.py").write_text(STEPS)
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
-    words = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-p",
-        "nsa_harness.pytest_plugin",
-        "-p",
-        "no:cacheprovider",
-        "test_steps.py",
-    ]
-    ran = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    ran = run_pytest(tmp_path, "test_steps.py")
     assert "1 failed, 1 passed" in ran.stdout, ran.stdout
     assert (
         "does not communicate as step.comm.lock says: 1 call added; 12 bytes per step and rank became 24" in ran.stdout

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -15,7 +16,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from nsa_harness.pytest_plugin.launching import Runs
+from nsa_harness.pytest_plugin.launching import Runs, _longer_timeout
 
 PLUGIN = "nsa_harness.pytest_plugin"
 CONFTEST = """\
@@ -84,7 +85,7 @@ def test_without_a_process_group():
     assert not dist.is_initialized()
 
 @pytest.mark.ranks(2)
-@pytest.mark.timeout(30)
+@pytest.mark.timeout(20)
 def test_that_is_too_slow():
     while True:
         dist.barrier()
@@ -229,8 +230,15 @@ def test_the_run_is_judged_before_pytest_timeout_ends_the_test(session: dict[str
     result, text = session["test_that_is_too_slow"]
     assert result == "failure"
     assert "FAIL  test_that_is_too_slow" in text
-    assert "deadline of 21 s" in text
+    assert "deadline of 14 s" in text
     assert "no process left" in text
+
+
+def test_pytest_timeout_waits_for_the_judgement_of_a_run() -> None:
+    left_s, _ = signal.getitimer(signal.ITIMER_REAL)  # of the limit in pyproject.toml
+    with _longer_timeout():
+        assert signal.getitimer(signal.ITIMER_REAL)[0] > left_s + 30
+    assert 0 < signal.getitimer(signal.ITIMER_REAL)[0] <= left_s
 
 
 def test_two_workers_never_use_the_same_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import io
 import os
 import re
-from collections.abc import Sequence
-from contextlib import ExitStack
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -28,6 +30,8 @@ from nsa_harness.supervisor.storage.rundir import RunOptions
 
 _JUDGING_S = 15.0  # reserved for stacks, proof and report before pytest-timeout ends the test
 _JUDGING_SHARE = 0.3  # of a short timeout
+_MORE_S = 60.0  # added to pytest-timeout's limit while a run is in progress
+_REPORTING_S = 5.0  # the least that a test keeps to report the answer of a run
 _LEASE_POLL_S = 0.05
 
 
@@ -104,7 +108,7 @@ class Runs:
         if warm:
             spec = self.server.with_launcher(replace(spec, launcher=Launcher.FORK))
         options = RunOptions(command=f"pytest {spec.about}", out=out or self._out())
-        with ExitStack() as stack:
+        with _longer_timeout(), ExitStack() as stack:
             devices = self._lease(spec, stack)
             outcome, path = run_in_own_directory(spec, options, facts=self.facts, devices=devices, server=self.server)
         return Answer(outcome=outcome, text=f"{_answer(outcome, path)}\n  report    {path}", path=path)
@@ -144,6 +148,23 @@ class Runs:
                     devices.append(number)
                 if len(devices) == spec.ranks:
                     return tuple(sorted(devices))
+
+
+@contextmanager
+def _longer_timeout() -> Iterator[None]:
+    """Let pytest-timeout fire later during a run, so that it does not interrupt the judgement.
+
+    The deadline of the run comes before pytest-timeout's limit, but judging takes long on a busy machine.
+    """
+    left_s, began_s = signal.getitimer(signal.ITIMER_REAL)[0], time.monotonic()
+    if left_s:
+        signal.setitimer(signal.ITIMER_REAL, left_s + _MORE_S)
+    try:
+        yield
+    finally:
+        if left_s:
+            left_s -= time.monotonic() - began_s
+            signal.setitimer(signal.ITIMER_REAL, max(left_s, _REPORTING_S))
 
 
 def _answer(outcome: Outcome, path: Path) -> str:
