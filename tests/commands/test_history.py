@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sqlite3
 from pathlib import Path
@@ -11,10 +12,12 @@ from typing import Any
 import pytest
 
 from nsa_harness.cli import main as cli
-from nsa_harness.core.comparison.history import Change, Entry, compare, flake_rate, verdict_changes
+from nsa_harness.core.comparison.communication import Group, Operation
+from nsa_harness.core.comparison.history import RANK_STEP, Change, Entry, compare, flake_rate, verdict_changes
 from nsa_harness.render.history import sparkline
+from nsa_harness.supervisor.storage.comm_lock import Recorded
 from nsa_harness.supervisor.storage.history import INDEX, History
-from nsa_harness.supervisor.storage.rundir import RunDir, lock_run
+from nsa_harness.supervisor.storage.rundir import AttemptDir, RunDir, lock_run
 
 SAMPLE = Path(__file__).resolve().parents[2] / "reports" / "sample"
 REPORT = json.loads((SAMPLE / "report.json").read_text())
@@ -103,6 +106,18 @@ def test_an_index_in_use_is_not_removed(parent: Path) -> None:
     other.close()
 
 
+@pytest.mark.parametrize("number", ["1" + "0" * 400, "Infinity", "NaN", "-1e308"])
+def test_a_number_that_no_run_can_have_is_not_one(
+    parent: Path, number: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for run_number in range(3):
+        store(parent, run_number, step_s=0.1 + run_number)
+    report = store(parent, 3, step_s=0.123) / "report.json"
+    report.write_text(report.read_text().replace('"step_s_median": 0.123', f'"step_s_median": {number}'))
+    code, out = run(capsys, "history", "train")
+    assert (code, "  step                ▁▅█  0.1 s to 2.1 s" in out) == (0, True)
+
+
 @pytest.mark.parametrize("text", ["", "{", '{"outcomes": [{}]}', '{"outcomes": 3}', "[" * 100_000])
 def test_a_damaged_run_costs_only_itself(parent: Path, text: str, capsys: pytest.CaptureFixture[str]) -> None:
     store(parent, 1)
@@ -155,6 +170,72 @@ def test_compare_reports_a_verdict_that_became_worse(parent: Path, capsys: pytes
     store(parent, 3, name="other")
     code, out = run(capsys, "compare", good.name, "nothing")
     assert (code, "not a stored run" in out) == (2, True)
+
+
+def test_history_and_compare_write_a_page(parent: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    good, bad = store(parent, 1), store(parent, 2, verdict="HANG", commit="bbbb")
+    page = parent.parent / "page.html"
+    code, out = run(capsys, "history", "train", "--html", "page.html")
+    assert (code, "train: 2 runs" in out, "wrote page.html" in out) == (0, True, True)
+    assert f'href="reports/{bad.name}/report.html"' in page.read_text()
+    assert "commit: aaaa → bbbb" in page.read_text()
+    code = cli.run_command_line(["compare", good.name, bad.name, "--json", "--html", "page.html"])
+    captured = capsys.readouterr()
+    assert (code, captured.err) == (1, "wrote page.html\n")
+    assert json.loads(captured.out)["comparisons"][0]["regression"]
+    assert "the ranks diverge here" in page.read_text()
+    assert f'href="reports/{bad.name}/' in page.read_text()
+    for words in (["history"], ["compare", good.name, bad.name]):
+        code = cli.run_command_line([*words, "--html", "missing/page.html"])
+        captured = capsys.readouterr()
+        assert (code, captured.out) == (2, "")
+        assert captured.err.count("--html missing/page.html: No such file or directory") == 1
+    assert sorted(path.name for path in parent.parent.iterdir()) == ["page.html", "reports"]
+
+
+def test_without_a_run_there_is_no_page(parent: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out = run(capsys, "history", "--html", "page.html")
+    assert (code, "reports has no run to show" in out) == (2, True)
+    assert not (parent.parent / "page.html").exists()
+
+
+def test_compare_shows_what_a_step_communicates(
+    parent: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    good, bad = store(parent, 1), store(parent, 2)
+    small, large = (Operation(
+        group=Group(names=("world",), size=2), op="all_reduce", dtype="float32", elements=elements, site="a.py f",
+        line=None,
+    ) for elements in (8, 16))  # fmt: skip
+    steps = {good.name: (small,), bad.name: (large, small)}
+
+    def recorded(attempt: AttemptDir, ranks: int) -> Recorded:
+        operations = steps[attempt.path.parent.name]
+        return Recorded(step=3, is_steady=is_steady, ranks=({3: operations},) * ranks, meshes={})
+
+    monkeypatch.setattr("nsa_harness.commands.history.recorded", recorded)
+    is_steady = True
+    code, out = run(capsys, "compare", good.name, bad.name)
+    assert code == 0
+    assert re.search(r"calls per step +1 +2 +\+100.0 % +different", out)
+    assert re.search(r"sent per step +32 B +96 B +\+200.0 % +different", out)
+    assert re.search(r"added +1 x +world +all_reduce +float32 +16 +a.py f", out)
+    _, out = run(capsys, "compare", good.name, bad.name, "--json")
+    (call,) = json.loads(out)["comparisons"][0]["calls"]
+    assert (call["kind"], call["after"]["elements"]) == ("added", 16)
+    is_steady = False
+    assert "calls" not in run(capsys, "compare", good.name, bad.name)[1]
+
+
+def test_a_program_that_reports_no_step_has_that_of_its_slowest_rank(parent: Path) -> None:
+    report = store(parent, 1) / "report.json"
+    values = json.loads(report.read_text())
+    detail = values["outcomes"][0]["detail"]
+    detail["metrics"] = {}
+    detail["vitals"] = [{**detail["vitals"][0], "step_s": step_s} for step_s in (0.1, 0.3, None)]
+    report.write_text(json.dumps(values))
+    (entry,) = entries(parent)
+    assert (entry.numbers.get("step"), entry.numbers[RANK_STEP]) == (None, 0.3)
 
 
 def test_flaky_is_a_difference_without_a_difference(parent: Path) -> None:

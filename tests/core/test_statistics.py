@@ -57,7 +57,8 @@ def test_an_interval_holds_the_rate_as_often_as_it_says(of: int, rate: float) ->
 
 
 @pytest.mark.parametrize(
-    ("bad", "of", "low", "high"), [(0, 3, 0.0, 0.708), (3, 3, 0.292, 1.0), (9, 16, 0.299, 0.802), (0, 0, 0.0, 1.0)]
+    ("bad", "of", "low", "high"),
+    [(0, 3, 0.0, 0.708), (3, 3, 0.292, 1.0), (9, 16, 0.299, 0.802), (0, 0, 0.0, 1.0), (2500, 5000, 0.486, 0.514)],
 )
 def test_an_interval_is_that_of_the_tables(bad: int, of: int, low: float, high: float) -> None:
     assert interval(bad, of) == pytest.approx((low, high), abs=1e-3)

@@ -9,6 +9,7 @@ from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 
+import history_samples
 import pytest
 from bisect_samples import SAMPLES, SINGLE, THRESHOLD
 from browser import NAMES, Browser, browser, chromium
@@ -141,6 +142,16 @@ def test_no_text_of_a_hang_with_its_bisection_is_cut_and_everybody_can_read_it(t
 def test_no_text_of_any_page_is_cut_and_everybody_can_read_it(tab: Browser, tmp_path: Path, page: str) -> None:
     looks = [(width, dark) for width in WIDTHS for dark in (False, True)]
     assert complaints(tab, shown(tmp_path, *PAGES[page]), looks) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", history_samples.PAGES)
+def test_no_text_of_a_history_or_comparison_is_cut_and_everybody_can_read_it(
+    tab: Browser, tmp_path: Path, page: str
+) -> None:
+    path = tmp_path / "page.html"
+    path.write_text(history_samples.PAGES[page], encoding="utf-8")
+    assert complaints(tab, path, [(width, dark) for width in WIDTHS for dark in (False, True)]) == []
 
 
 def test_what_is_cut_or_hard_to_read_is_found(tab: Browser, tmp_path: Path) -> None:

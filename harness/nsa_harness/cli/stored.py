@@ -14,6 +14,7 @@ from nsa_harness.cli.options import REPORT, NoRedact, Out, StoredRun, Strict, Ve
 from nsa_harness.errors import UsageError
 
 JsonDocument = Annotated[bool, option("--json", "Print the answer as JSON.")]
+HtmlPage = Annotated[Path | None, option("--html FILE", "Also write the answer to this file, as an HTML page.")]
 TRUTH = "The correct answer (with --as misdiagnosis)"
 _PROMPT = "Print the worst failure as text to paste, at most 6 kB."
 
@@ -150,6 +151,7 @@ def history(
     ] = None,
     last: Annotated[int, option("--last N", "List the latest N runs.", min=1)] = 20,
     as_json: JsonDocument = False,
+    html: HtmlPage = None,
     out: Out = None,
 ) -> None:
     """Show how the runs of a scenario or script went over time.
@@ -158,7 +160,8 @@ def history(
     """
     from nsa_harness.commands.history import history as history_of
 
-    for line in history_of(target, out or Path("reports"), most=last, as_json=as_json, width=_columns()):
+    parent = out or Path("reports")
+    for line in history_of(target, parent, most=last, as_json=as_json, html=html, width=_columns()):
         print(line)
 
 
@@ -166,17 +169,18 @@ def compare(
     before: Annotated[Path, argument("BEFORE", "A run directory or run id.")],
     after: Annotated[Path | None, argument("[AFTER]", "The run to compare it with. Default: the latest run.")] = None,
     as_json: JsonDocument = False,
+    html: HtmlPage = None,
     out: Out = None,
 ) -> None:
     """Compare two stored runs.
 
-    Shows verdicts, times, memory, loss, and what changed in the surroundings.
+    Shows verdicts, times, memory, loss, the calls of a step, and what changed in the surroundings.
     Exits with 1 if the second run is worse: not as expected, or worse by more than the repeats of these runs vary.
     """
     from nsa_harness.commands.history import compare_runs
 
     lines, code = compare_runs(
-        before, after or Path("latest"), out or Path("reports"), as_json=as_json, width=_columns()
+        before, after or Path("latest"), out or Path("reports"), as_json=as_json, html=html, width=_columns()
     )
     print("\n".join(lines))
     raise typer.Exit(code)

@@ -3,26 +3,47 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
-from collections.abc import Iterator, Sequence
-from contextlib import closing
-from dataclasses import asdict
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, suppress
+from dataclasses import asdict, replace
 from pathlib import Path
 
+from nsa_harness.core.comparison.communication import Operation, bytes_of, changes
 from nsa_harness.core.comparison.history import Comparison, Entry, compare
+from nsa_harness.core.report import Outcome
 from nsa_harness.errors import StillRunning, StoredRunError, UsageError, did_you_mean
-from nsa_harness.render.history import comparison_lines, history_lines, overview_lines
-from nsa_harness.supervisor.storage.history import History
+from nsa_harness.render.documents.report_json import from_json
+from nsa_harness.render.history import (
+    comparison_lines,
+    comparison_page,
+    history_lines,
+    history_page,
+    overview_lines,
+)
+from nsa_harness.render.text import escape
+from nsa_harness.supervisor.storage.comm_lock import change_facts, recorded
+from nsa_harness.supervisor.storage.history import MAX_BYTES, History
 from nsa_harness.supervisor.storage.ledger import read_ledger
-from nsa_harness.supervisor.storage.rundir import RunDir, find_run, latest_runs, refuse_if_running
+from nsa_harness.supervisor.storage.rundir import (
+    RunDir,
+    find_run,
+    latest_runs,
+    refuse_if_running,
+    write_document,
+)
 
 PIN = "pinned"  # a file of this name in a run's directory keeps the run
 
 
-def history(target: str | None, parent: Path, *, most: int, as_json: bool, width: int) -> Iterator[str]:
-    """Yield the history of a scenario or script, or of everything that ran.
+def history(
+    target: str | None, parent: Path, *, most: int, as_json: bool, html: Path | None, width: int
+) -> Iterator[str]:
+    """Yield the history of a scenario or script, or of everything that ran, and write it to `html` if that is a file.
 
-    Raises UsageError if `target` never ran.
+    Raises UsageError if `target` never ran, or if the file cannot be written.
     """
     with closing(History(parent)) as index:
         entries = index.entries()
@@ -35,6 +56,11 @@ def history(target: str | None, parent: Path, *, most: int, as_json: bool, width
         if name not in groups:
             raise UsageError(f"{parent} has no run of {name}{did_you_mean(name, groups)}")
         groups = {name: groups[name]}
+    notes = [f"{run.run_id}: {run.reason}" for run in unreadable]
+    if html is not None:
+        if not groups:
+            raise UsageError(f"--html: {parent} has no run to show")
+        _write_page(html, history_page(list(groups.values()), _address(parent, html), most, notes))
     if as_json:
         yield json.dumps(
             {
@@ -51,14 +77,66 @@ def history(target: str | None, parent: Path, *, most: int, as_json: bool, width
         yield from overview_lines(list(groups.values()), width)
     else:
         yield from history_lines(groups[name], width, most)
-    for run in unreadable:
-        yield f"note: {run.run_id}: {run.reason}"
+    yield from (f"note: {escape(note)}" for note in notes)
 
 
-def comparisons(before: Path, after: Path, parent: Path) -> tuple[Comparison, ...]:
-    """Compare two stored runs, scenario by scenario. Raises UsageError if they have no scenario in common.
+def _address(directory: Path, page: Path) -> str:
+    """Return the URL of a directory, relative to a page."""
+    return os.path.relpath(directory.resolve(), page.parent.resolve())
 
-    If each run has only one scenario, these two are compared, whatever their names.
+
+def _write_page(file: Path, text: str) -> None:
+    """Write an HTML page completely or not at all, and say so. Raise UsageError if that fails."""
+    try:
+        write_document(file, text)
+    except OSError as error:
+        raise UsageError(f"--html {file}: {error.strerror}; name a file in a writable directory") from None
+    print(f"wrote {file}", file=sys.stderr)
+
+
+Outcomes = Mapping[tuple[str, str], Outcome]  # by run ID and directory of the attempt
+
+
+def _outcomes(runs: Sequence[RunDir]) -> Outcomes:
+    """Return the attempts of the runs. Runs whose report has an older form are left out."""
+    found: dict[tuple[str, str], Outcome] = {}
+    for run in runs:
+        with suppress(OSError, ValueError, StoredRunError):
+            report = from_json(run.directory.read_whole_file(run.report, MAX_BYTES).decode(), str(run.report))
+            found |= {(run.run_id, outcome.dir): outcome for outcome in report.outcomes}
+    return found
+
+
+def _operations(entry: Entry, run: RunDir, outcomes: Outcomes) -> Mapping[int, Sequence[Operation]]:
+    """Return what each rank of an attempt communicates in a step, or nothing if its steps are not all the same."""
+    outcome = outcomes.get((entry.run_id, entry.directory))
+    found = recorded(run.attempt(entry.directory), outcome.spec.ranks) if outcome else None
+    return found.operations if found and found.is_steady else {}
+
+
+def _with_communication(entry: Entry, operations: Mapping[int, Sequence[Operation]]) -> Entry:
+    numbers = {"calls per step": len(operations[0]), "sent per step": bytes_of(operations[0])} if operations else {}
+    return replace(entry, numbers={**entry.numbers, **numbers})
+
+
+def _compare(
+    sides: Sequence[RunDir], before: Entry, after: Entry, earlier: Sequence[Entry], outcomes: Outcomes
+) -> Comparison:
+    """Compare two attempts with their communication."""
+    old, new = (_operations(entry, run, outcomes) for entry, run in zip((before, after), sides, strict=True))
+    differing = (changes(old[rank], new[rank]) for rank in sorted(old.keys() & new.keys()))
+    calls = tuple(map(change_facts, next(filter(None, differing), ())))
+    comparison = compare(_with_communication(before, old), _with_communication(after, new), earlier)
+    return replace(comparison, calls=calls)
+
+
+def compare_runs(
+    before: Path, after: Path, parent: Path, *, as_json: bool, html: Path | None, width: int
+) -> tuple[list[str], int]:
+    """Return the lines of `compare`, and its exit code: 1 if there is a regression. Write the page `html`, if given.
+
+    The runs are compared scenario by scenario. If each run has only one scenario, these two are compared, whatever
+    their names. Raises UsageError if they have no scenario in common, or if the page cannot be written.
     """
     sides = [find_run(path, parent) for path in (before, after)]
     parents = {run.path.parent for run in sides}
@@ -82,12 +160,11 @@ def comparisons(before: Path, after: Path, parent: Path) -> tuple[Comparison, ..
         raise UsageError(f"{sides[0].run_id} and {sides[1].run_id} have no scenario in common")
     ids = {run.run_id for run in sides}
     others = [entry for entry in earlier if entry.run_id not in ids]
-    return tuple(compare(a, b, others) for a, b in pairs)
-
-
-def compare_runs(before: Path, after: Path, parent: Path, *, as_json: bool, width: int) -> tuple[list[str], int]:
-    """Return the lines of `compare`, and its exit code: 1 if there is a regression."""
-    found = comparisons(before, after, parent)
+    outcomes = _outcomes(sides)
+    found = [_compare(sides, a, b, others, outcomes) for a, b in pairs]
+    if html is not None:
+        addresses = [_address(run.path.parent, html) for run in sides]
+        _write_page(html, comparison_page(found, outcomes, sorted(earlier, key=lambda entry: entry.run_id), addresses))
     if as_json:
         values = [{**asdict(one), "regression": one.is_regression} for one in found]
         lines = [json.dumps({"schema": 1, "comparisons": values}, indent=2)]

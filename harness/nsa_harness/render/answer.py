@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from nsa_harness.core.comparison.severity import silent_faults
@@ -110,18 +110,25 @@ def communication_table(outcome: Outcome) -> tuple[tuple[str, ...], list[tuple[s
 
     There are no rows if the run was not compared with such a file, or does not differ from it.
     """
-    head = ("", "times:", "group", "operation", "dtype", "elements:", "called by")
+    findings = outcome.findings if outcome.verdict.cause == Cause.EXPECTATION_MISSED else ()
+    changes: list[Any] = [finding.facts.get("changes", ()) for finding in findings]
+    return COMMUNICATION_HEAD, communication_rows(change for group in changes for change in group)
+
+
+COMMUNICATION_HEAD = ("", "times:", "group", "operation", "dtype", "elements:", "called by")
+
+
+def communication_rows(changes: Iterable[Mapping[str, Any]]) -> list[tuple[str, ...]]:
+    """Return a row for each change of a schedule, given as facts, with the columns `COMMUNICATION_HEAD`."""
     rows = []
-    for finding in outcome.findings if outcome.verdict.cause == Cause.EXPECTATION_MISSED else ():
-        changes: Any = finding.facts.get("changes", ())
-        for change in changes:
-            before, after = change.get("before", {}), change.get("after", {})
-            cells = (
-                " → ".join(dict.fromkeys(_cell(side[key]) for side in (before, after) if side))
-                for key in ("group", "op", "dtype", "elements", "site")
-            )
-            rows.append((change["kind"], f"{change['count']} x", *cells))
-    return head, rows
+    for change in changes:
+        before, after = change.get("before", {}), change.get("after", {})
+        cells = (
+            " → ".join(dict.fromkeys(_cell(side[key]) for side in (before, after) if side))
+            for key in ("group", "op", "dtype", "elements", "site")
+        )
+        rows.append((change["kind"], f"{change['count']} x", *cells))
+    return rows
 
 
 def _cell(value: object) -> str:

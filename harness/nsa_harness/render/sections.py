@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from nsa_harness.core.comparison.severity import severity
 from nsa_harness.core.diagnosis.causes import Cause
-from nsa_harness.core.report import Finding, Outcome, Place, Report, Severity, Status
+from nsa_harness.core.report import Finding, Outcome, Place, Severity, Status
 from nsa_harness.core.search.report import BisectReport
 from nsa_harness.render import answer
 from nsa_harness.render.text import link_target
@@ -32,6 +32,7 @@ class Span(NamedTuple):
     quiet: bool = False
     run: int | None = None
     status: Status | None = None
+    address: str | None = None  # relative URL to which the HTML page links
 
 
 Line = tuple[Span, ...]  # writers put a space between two spans
@@ -58,10 +59,12 @@ def join_texts(texts: Iterable[str]) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Counts:
-    """The number of runs with each verdict, shown in the heading of a report."""
+class Heading:
+    """The heading of a document. `tally`: the number of runs with each verdict. `whole`: both as one line."""
 
-    report: Report
+    text: str
+    tally: tuple[tuple[str, int], ...]
+    whole: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,6 +107,35 @@ class Pictures:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Card:
+    """A frame around sections, with a title. `verdicts`: shown before the title. Only HTML pages have cards."""
+
+    verdicts: tuple[str, ...]
+    title: str
+    remark: str
+    sections: tuple[Section, ...]
+
+
+class Chart(NamedTuple):
+    """A line chart of one number over several runs, drawn in a picture that is 1000 wide and 100 high."""
+
+    label: str
+    caption: str
+    title: str  # read aloud by screen readers
+    line: str  # SVG path; "" for a strip, which has one coloured cell per run instead of a line
+    marks: tuple[tuple[str, str], ...]  # (verdict, SVG path of its cells or dots)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Charts:
+    """Charts with the same horizontal axis. `ticks`: positions in percent with their labels. Only on HTML pages."""
+
+    charts: tuple[Chart, ...]
+    ticks: tuple[tuple[float, str], ...]
+    ends: tuple[str, str]  # labels of the left and the right end
+
+
+@dataclass(frozen=True, kw_only=True)
 class Sentence:
     """A paragraph of text.
 
@@ -137,6 +169,8 @@ class Table:
     kind: str = ""  # CSS class
     extra: tuple[str, ...] = ()
     culprits: frozenset[int] = frozenset()  # indices of the rows that show culprits
+    badge: str = "culprit"  # how the HTML page marks these rows, in the column with index `badge_column`
+    badge_column: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,7 +237,9 @@ class Files:
 
 
 Section = (
-    Counts
+    Heading
+    | Card
+    | Charts
     | RunDetails
     | Part
     | RunAnswer

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from nsa_harness.core.experiment.statistics import interval
+from nsa_harness.core.report import Facts
 
 _MIN_RUNS = 4  # a spread needs at least so many values
 _SPREADS = 4.0  # a change of fewer spreads may be noise
@@ -45,14 +46,19 @@ class Quantity:
     least_change: float
 
 
+RANK_STEP = "step (slowest rank)"  # as nsa-harness measures it, for programs that do not report the time of a step
 QUANTITIES = (
     Quantity(name="step", unit="s", more_is_better=False, least_change=0.05),
+    Quantity(name=RANK_STEP, unit="s", more_is_better=False, least_change=0.20),
     Quantity(name="tokens per second", unit="", more_is_better=True, least_change=0.05),
     Quantity(name="wall time", unit="s", more_is_better=False, least_change=0.20),
     Quantity(name="memory per rank", unit="bytes", more_is_better=False, least_change=0.05),
     Quantity(name="GPU memory per rank", unit="bytes", more_is_better=False, least_change=0.02),
     Quantity(name="first loss", unit="", more_is_better=None, least_change=1e-6),
     Quantity(name="last loss", unit="", more_is_better=False, least_change=0.01),
+    # The communication of a step is only read to compare two runs.
+    Quantity(name="calls per step", unit="", more_is_better=None, least_change=1e-6),
+    Quantity(name="sent per step", unit="B", more_is_better=None, least_change=1e-6),
 )
 
 
@@ -86,6 +92,7 @@ class Comparison:
     after: Entry
     rows: tuple[Row, ...]
     surroundings: tuple[tuple[str, str, str], ...]  # (name, before, after) of each that differs
+    calls: tuple[Facts, ...] = ()  # the collectives and transfers of a step that differ, on the first rank where any do
 
     @property
     def is_regression(self) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from math import ceil, comb, cos, hypot, log, pi, sqrt, tan
+from math import ceil, comb, cos, exp, hypot, lgamma, log, log1p, pi, sqrt, tan
 from statistics import NormalDist
 
 # With this prior of a rate, the evidence of a difference grows about as fast as possible. See Turner, Ly and Grünwald,
@@ -178,8 +178,14 @@ def _binomial_tail(bad: int, of: int, rate: float) -> float:
     return 1 - sum(_binomial(k, of, rate) for k in range(bad))
 
 
+_MOST_EXACT = 1000  # runs; with more, the number of combinations may be too large for a float
+
+
 def _binomial(bad: int, of: int, rate: float) -> float:
-    return comb(of, bad) * rate**bad * (1 - rate) ** (of - bad)
+    if of <= _MOST_EXACT:
+        return comb(of, bad) * rate**bad * (1 - rate) ** (of - bad)
+    choices = lgamma(of + 1) - lgamma(bad + 1) - lgamma(of - bad + 1)
+    return exp(choices + bad * log(rate) + (of - bad) * log1p(-rate))
 
 
 _SLICES = 256

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from base64 import b64encode
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from html import escape as escape_html
@@ -18,7 +18,7 @@ from nsa_harness.core.comparison.decisions import Playbook
 from nsa_harness.core.experiment.why import WhyReport
 from nsa_harness.core.outcome.callstacks import StackNode, stack_trees
 from nsa_harness.core.outcome.wording import location
-from nsa_harness.core.report import RUNS_ON, CallStack, EnteredCall, Outcome, Place, Report, Status, counts
+from nsa_harness.core.report import RUNS_ON, CallStack, EnteredCall, Outcome, Place, Report, Status
 from nsa_harness.core.search.report import BisectReport
 from nsa_harness.render import answer
 from nsa_harness.render.documents.report_sections import report_sections
@@ -46,11 +46,16 @@ def report_html(
 ) -> str:
     """Return report.html as text. Equal reports give equal pages."""
     report, search, claim, why = escaped((report, search, claim, why))
-    return _TEMPLATE.render(
-        title=words.counts_line(report),
+    return page_html(
+        words.counts_line(report),
+        report_sections(report, playbook, search, claim, why),
         alone=len(report.outcomes) == 1 and search is None and claim is None and why is None,
-        sections=report_sections(report, playbook, search, claim, why),
     )
+
+
+def page_html(title: str, sections: Iterable[Section], *, alone: bool = False) -> str:
+    """Return a page with these sections, whose texts are escaped. `alone`: it has one run and no other heading."""
+    return _TEMPLATE.render(title=title, alone=alone, sections=sections)
 
 
 def live_page(page: str | None, lines: Sequence[str], names: Sequence[str], *, is_active: bool) -> str:
@@ -78,14 +83,6 @@ def live_page(page: str | None, lines: Sequence[str], names: Sequence[str], *, i
 def _kind(section: Section) -> str:
     """Return the name of the template macro that renders this section."""
     return type(section).__name__
-
-
-def _tally(report: Report) -> tuple[str, list[tuple[str, int]]]:
-    """Return a heading such as "7 runs", and the number of runs with each verdict."""
-    by_verdict = counts(report.outcomes)
-    total = sum(by_verdict.values())
-    heading = words.plural(total, "run") if total else words.counts_line(report)
-    return heading, [(status.value, by_verdict[status]) for status in words.LOUDEST_FIRST if by_verdict[status]]
 
 
 def _below(stack: CallStack) -> str:
@@ -286,7 +283,6 @@ def _compile_template() -> Template:
         answer=answer,
         words=words,
         kind=_kind,
-        tally=_tally,
         with_code=with_code,
         below=_below,
         outer_and_inner=_outer_and_inner,

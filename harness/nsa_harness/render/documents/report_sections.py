@@ -11,16 +11,27 @@ from nsa_harness.core.comparison.decisions import Playbook, explained_failures, 
 from nsa_harness.core.comparison.hypotheses import Arm, HypothesisAnswer, HypothesisRow, hypothesis_rows, is_row_shown
 from nsa_harness.core.comparison.sweeps import sweeps
 from nsa_harness.core.experiment.why import WhyReport
-from nsa_harness.core.report import Artifact, Outcome, Report, RuleAnswer, RuleState, Status, TreeAnswer, TreeStep, Walk
+from nsa_harness.core.report import (
+    Artifact,
+    Outcome,
+    Report,
+    RuleAnswer,
+    RuleState,
+    Status,
+    TreeAnswer,
+    TreeStep,
+    Walk,
+    counts,
+)
 from nsa_harness.core.search.report import BisectReport
 from nsa_harness.render.answer import outcomes_in_full, sentence
 from nsa_harness.render.costs import COST_HEAD, cost_row, fit_lines
 from nsa_harness.render.documents.trials import answer_section, as_trials, first_of_each_failure, why_section
 from nsa_harness.render.sections import (
     Command,
-    Counts,
     File,
     Files,
+    Heading,
     Line,
     Overview,
     Part,
@@ -55,7 +66,7 @@ def report_sections(
     in_full = first_of_each_failure(in_full) if is_experiment else in_full
     alone = len(report.outcomes) == 1 and not is_experiment
     if not alone:
-        yield Counts(report=report)
+        yield _heading(report)
         yield from _interruption(report)
     if search is not None:
         yield Search(report=search)
@@ -75,6 +86,17 @@ def report_sections(
     yield from _chapters(report, playbook)
     yield from _files_over_all_attempts(report)
     yield from _origin(report)
+
+
+def _heading(report: Report) -> Heading:
+    """Return a heading such as "7 runs", with the number of runs with each verdict."""
+    by_verdict = counts(report.outcomes)
+    total, whole = sum(by_verdict.values()), words.counts_line(report)
+    return Heading(
+        text=words.plural(total, "run") if total else whole,
+        tally=tuple((status.value, by_verdict[status]) for status in words.LOUDEST_FIRST if by_verdict[status]),
+        whole=whole,
+    )
 
 
 def _interruption(report: Report) -> Iterator[Section]:

@@ -56,8 +56,8 @@ _LISTS = (sections.FactList, sections.Grounds, FindingDetails)
 
 def _lines(section: Section) -> Iterator[str]:
     match section:
-        case sections.Counts(report=report):
-            yield f"# {words.counts_line(report)}"
+        case sections.Heading(whole=whole):
+            yield f"# {whole}"
         case sections.RunDetails(number=number, outcome=outcome, alone=alone, sections=inner):
             title = f"{markdown(outcome.spec.scenario)}: {markdown(answer.title(outcome))}"
             yield from () if alone else (f'<a id="run-{number}"></a>', "")
@@ -88,7 +88,7 @@ def _lines(section: Section) -> Iterator[str]:
             yield from markdown_fence(text, "sh")
         case sections.Files(items=files):
             yield from (f"- {_file(file)}: {markdown(file.remark)}" for file in files)
-        case sections.Pictures() | sections.Search():
+        case sections.Pictures() | sections.Search() | sections.Card() | sections.Charts():
             pass  # only for the HTML page; BISECT.md describes the bisection
         case _:
             assert_never(section)

@@ -115,7 +115,7 @@ def schedule_misses(attempt: AttemptDir, spec: RunSpec) -> tuple[Facts, ...]:
         {
             "variant": "communication", "file": file, "number": found.step, "steady": found.is_steady,
             "who": "all" if len(group) == spec.ranks else ", ".join(map(str, group)),
-            "bytes_before": before, "bytes_after": after, "changes": tuple(map(_change_facts, found_changes)),
+            "bytes_before": before, "bytes_after": after, "changes": tuple(map(change_facts, found_changes)),
             "counts": tuple(
                 {"kind": kind.value, "count": count}
                 for kind in ChangeKind
@@ -145,7 +145,8 @@ def varying_calls(found: Recorded) -> Iterator[str]:
             return
 
 
-def _change_facts(change: Change) -> Facts:
+def change_facts(change: Change) -> Facts:
+    """Return a change of a schedule as facts, with its kind, how often it occurs, and the call before and after it."""
     sides = {"before": change.before, "after": change.after}
     facts: dict[str, Fact] = {"kind": change.kind.value, "count": change.count}
     return facts | {

@@ -8,20 +8,21 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nsa_harness.core.comparison.history import Entry
+from nsa_harness.core.comparison.history import RANK_STEP, Entry
 from nsa_harness.supervisor.storage.rundir import RunDir, latest_runs
 from nsa_harness.supervisor.storage.safe_directory import SafeDirectory
 
 INDEX = ".history.sqlite"
-_LAYOUT = 1
+_LAYOUT = 2  # of the index, and of what is read from a report
 DAMAGES = (OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError)  # raised for a damaged report
-_MAX_BYTES = 64 << 20
+MAX_BYTES = 64 << 20
+_MOST = 10**18  # no run has a larger number; a report that was changed by hand may
 _TABLES = """
 CREATE TABLE runs (run_id TEXT PRIMARY KEY, stamp TEXT NOT NULL, problem TEXT);
 CREATE TABLE entries (
@@ -169,7 +170,7 @@ def entries_of(path: Path) -> tuple[Entry, ...]:
     If the report is damaged, the exception is one of `DAMAGES`.
     """
     run = RunDir(path)
-    report = json.loads(run.directory.read_whole_file(run.report, _MAX_BYTES))
+    report = json.loads(run.directory.read_whole_file(run.report, MAX_BYTES))
     outcomes = [one for one in report["outcomes"] if one["final"] or not one["detail"].get("deepening")]
     return tuple(
         Entry(
@@ -178,7 +179,7 @@ def entries_of(path: Path) -> tuple[Entry, ...]:
             scenario=str(outcome["scenario"]),
             spec_hash=str(outcome["spec_hash"]),
             summary=str(outcome["summary"]),
-            numbers={name: value for name, keys in _NUMBERS.items() if (value := _number(outcome, keys)) is not None},
+            numbers=dict(_numbers(outcome)),
             surroundings=_surroundings(run.directory, path / str(outcome["dir"]), report),
             **_own_ending(outcome, outcomes),
         )
@@ -201,18 +202,29 @@ def _own_ending(outcome: Mapping[str, Any], outcomes: Sequence[Mapping[str, Any]
     return {"verdict": str(verdict), "expected": bool(expected), "cause": cause and str(cause)}
 
 
+def _numbers(outcome: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    """Yield the numbers of an attempt, by the names of `QUANTITIES`."""
+    for name, keys in _NUMBERS.items():
+        if (value := _number(outcome, keys)) is not None:
+            yield name, value
+    steps = [step for row in outcome["detail"].get("vitals") or () if (step := _number(row, ("step_s",))) is not None]
+    if steps and _number(outcome, _NUMBERS["step"]) is None:
+        yield RANK_STEP, max(steps)
+
+
 def _number(outcome: Mapping[str, Any], keys: tuple[str, ...]) -> float | None:
     value: Any = outcome
     for key in keys:
         value = value.get(key) if isinstance(value, Mapping) else None
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if is_number and abs(value) < _MOST else None  # also false for NaN
 
 
 def _surroundings(directory: SafeDirectory, attempt: Path, report: Mapping[str, Any]) -> dict[str, str]:
     """Return the host, versions, commit and environment of an attempt, each as a short text."""
     found = {"host": str(report["machine"]["host"])}
     try:
-        facts = json.loads(directory.read_whole_file(attempt / "env.json", _MAX_BYTES))
+        facts = json.loads(directory.read_whole_file(attempt / "env.json", MAX_BYTES))
     except (OSError, ValueError, RecursionError):
         return found
     python, git = facts.get("python") or {}, facts.get("git") or {}
