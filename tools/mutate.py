@@ -45,7 +45,9 @@ from mutating import SOURCES, Mutation, mutated, read  # noqa: E402
 from benchmarks.provenance import measurement_context  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results" / "mutations.json"
-COPIED = (*SOURCES, "benchmarks", "docs", "evaluation", "scenarios", "tests", "tools", "pyproject.toml")
+COPIED = (
+    *SOURCES, "benchmarks", "docs", "evaluation", "reports/sample", "scenarios", "tests", "tools", "pyproject.toml",
+)  # fmt: skip
 # Libraries that a worker imports before it forks. Our own code is not one of them, because a mutation may change it.
 LIBRARIES = (
     "pytest",

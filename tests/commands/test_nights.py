@@ -143,6 +143,14 @@ def test_one_commit_that_passes_and_fails_is_flaky_until_it_fails_too_often_in_a
     assert [list(groups) for groups in seen] == [["flaky"]] * 4 + [["new_failures"], ["still_failing"]]
 
 
+def test_a_scenario_that_passes_and_fails_in_one_night_is_flaky_however_often_it_passed_before(
+    nightly: Nightly,
+) -> None:
+    for _ in range(3):
+        nightly({"train": "P"})
+    assert named(nightly({"train": "PFF"})[2]) == {"flaky": ["train"]}
+
+
 def test_a_failure_that_changes_is_new_and_a_skip_is_neither_failed_nor_fixed(nightly: Nightly) -> None:
     nightly({"train": "P"})
     assert named(nightly({"train": "F"})[2]) == {"new_failures": ["train"]}

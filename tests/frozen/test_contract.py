@@ -70,9 +70,10 @@ ADDED |= {"commands: why", "commands: why <[RUN]>", *(
 ADDED |= {"commands: explain --ranks", "commands: history", "commands: history <[SCENARIO|FILE.py]>", *(
     f"commands: history --{name}" for name in ("last", "json", "out")
 ), "commands: compare", "commands: compare <BEFORE>", "commands: compare <[AFTER]>", "commands: compare --json",
-   "commands: compare --out", "commands: history --html", "commands: compare --html", "commands: prune", "commands: prune <[RUN...]>", *(
+   "commands: compare --out", "commands: prune", "commands: prune <[RUN...]>", *(
     f"commands: prune --{name}" for name in ("keep", "yes", "pin", "out")
 )}  # fmt: skip
+ADDED |= {"commands: history --html", "commands: compare --html"}
 ADDED |= {f"commands: {name} --notify" for name in ("run", "watch", "ready", "claim", "bisect")}
 ADDED |= {f"commands: {name}{part}" for name in ("top", "serve") for part in ("", " <[RUN]>", " --out")} | {
     "commands: serve --port"
