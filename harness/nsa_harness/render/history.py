@@ -215,7 +215,7 @@ def history_page(groups: Sequence[Sequence[Entry]], address: str, most: int, not
     sections += [_overview(groups[:_MOST_ROWS], address)] if len(groups) > 1 else []
     sections += [_history_card(group, address, most) for group in groups[:_MOST_CARDS]]
     if (more := len(groups) - _MOST_CARDS) > 0:
-        sections += _remarks([f"{plural(more, 'more scenario')}: `nsa-harness history NAME` shows one of them"])
+        sections += _remarks([f"{plural(more, 'more scenario')}: nsa-harness history NAME shows one of them"])
     sections += _remarks(notes[:_MOST_ROWS])
     return page_html(title, sections)
 
