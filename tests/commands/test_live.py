@@ -6,6 +6,7 @@ import http.client
 import json
 import os
 import pty
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
@@ -179,6 +180,61 @@ def test_another_host_gets_nothing(server: PageServer) -> None:
     assert server.server_address[0] == "127.0.0.1"
     assert ask(server, f"/{server.token}/", Host="evil.example")[0] == 403
     assert ask(server, f"/{server.token}/", Host=f"localhost:{server.server_port}")[0] == 200
+
+
+@pytest.fixture
+def served(run: RunDir) -> Iterator[tuple[int, str]]:
+    """The process of `nsa-harness serve`, and the URL that it prints."""
+    command = [sys.executable, "-m", "nsa_harness", "serve", str(run.path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        yield process.pid, process.stdout.readline().strip()
+        process.terminate()
+
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become another user or host")
+
+
+@needs_root
+def test_another_user_can_neither_guess_nor_read_the_token(run: RunDir, served: tuple[int, str]) -> None:
+    pid, url = served
+    token = url.split("/")[3]
+    assert token.encode() not in Path(f"/proc/{pid}/cmdline").read_bytes()
+    assert [path for path in run.path.rglob("*") if path.is_file() and token.encode() in path.read_bytes()] == []
+
+    def as_nobody(*words: str) -> subprocess.CompletedProcess[str]:
+        nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--", *words]
+        return subprocess.run(nobody, cwd="/", capture_output=True, text=True, check=False)
+
+    status = "import http.client, sys; c = http.client.HTTPConnection('127.0.0.1', int(sys.argv[1])); "
+    status += "c.request('GET', '/'); print(c.getresponse().status)"
+    assert as_nobody("/usr/bin/env", "python3", "-c", status, url.split(":")[2].split("/")[0]).stdout == "403\n"
+    for file in (f"/proc/{pid}/environ", f"/proc/{pid}/mem", f"/proc/{pid}/fd", str(run.path)):
+        assert (
+            "Permission denied"
+            in as_nobody("ls" if file.endswith("fd") or file == str(run.path) else "cat", file).stderr
+        )
+
+
+@needs_root
+def test_a_host_in_the_same_network_cannot_even_connect(served: tuple[int, str]) -> None:
+    """The other host is a network namespace, connected with this machine by a pair of virtual interfaces."""
+    port, name = served[1].split(":")[2].split("/")[0], f"nsah{os.getpid()}"
+    ours, theirs = f"a{name}"[:15], f"b{name}"[:15]
+    made = subprocess.run(["ip", "netns", "add", name], capture_output=True, check=False)
+    if made.returncode:
+        pytest.skip(f"no network namespace: {made.stderr.decode().strip()}")
+    try:
+        for words in (
+            f"link add {ours} type veth peer name {theirs} netns {name}", f"addr add 10.231.7.1/30 dev {ours}",
+            f"link set {ours} up", f"-n {name} addr add 10.231.7.2/30 dev {theirs}", f"-n {name} link set {theirs} up",
+        ):  # fmt: skip
+            subprocess.run(["ip", *words.split()], check=True)
+        connect = f"import socket; socket.create_connection(('10.231.7.1', {port}), 30)"
+        there = ["ip", "netns", "exec", name, sys.executable, "-c", connect]
+        assert "ConnectionRefusedError" in subprocess.run(there, capture_output=True, text=True, check=False).stderr
+    finally:
+        subprocess.run(["ip", "netns", "del", name], check=True)
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,12 @@ from pathlib import Path
 import pytest
 
 from nsa_harness.cli import main as cli
+from nsa_harness.commands.api import default_ranks, options_of_project, plan
 from nsa_harness.commands.scheduler import RunRequest
 from nsa_harness.core.plan import RunSpec
 from nsa_harness.core.scenario.observed_job import observed_limits
 from nsa_harness.supervisor.launch.project_file import project_limits, read_project_file
+from nsa_harness.supervisor.storage.rundir import RunOptions
 
 PROJECT = """\
 [project]
@@ -112,6 +114,33 @@ def test_a_scenario_keeps_its_own_limit(project: Path, requests: list[RunRequest
 def test_watch_and_attach_take_the_limits_of_the_project(project: Path) -> None:
     limits = observed_limits(["limits.stall_s=9"], defaults=project_limits(project))
     assert (limits.stall_s, limits.deadline_s) == (9.0, 600.0)
+
+
+def test_a_program_of_the_project_is_found_from_everywhere(project: Path) -> None:
+    table = 'notify = ["exec ./page.sh --fast", "exec cat > file", "json://host/a/b", "exec hooks/page"]\n'
+    (project / "pyproject.toml").write_text(f'[tool.nsa-harness]\n{table}on-hang = "exec ./page.sh"\n')
+    settings = read_project_file(project / "inner")
+    assert settings is not None
+    assert settings.options() == {
+        "notify": [
+            f"exec {project}/page.sh --fast",
+            "exec cat > file",
+            "json://host/a/b",
+            f"exec {project}/hooks/page",
+        ],
+        "on-hang": f"exec {project}/page.sh",
+    }
+
+
+def test_a_run_from_python_has_the_ranks_and_the_privacy_of_the_project(project: Path) -> None:
+    (spec,) = plan(script="train.py")
+    assert isinstance(spec, RunSpec)
+    assert spec.ranks == 3
+    assert options_of_project("x", None) == RunOptions(command="x")
+    (project / "pyproject.toml").write_text("[tool.nsa-harness]\nno-values = true\ngit-diff = true\nno-redact = true\n")
+    assert default_ranks(project) == 2
+    expected = RunOptions(command="x", redact=False, reads_values=False, git_diff=True)
+    assert options_of_project("x", None) == expected
 
 
 @pytest.mark.usefixtures("project")

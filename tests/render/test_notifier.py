@@ -102,6 +102,28 @@ def test_a_hang_is_told_on_one_screen_with_its_cause_line_advice_and_page(tmp_pa
     assert lines[-1].endswith(f"{tmp_path}/run/report.html")
 
 
+def test_a_message_can_be_followed_from_any_directory(tmp_path: Path) -> None:
+    outcome = replace(DEADLOCK, findings=(), next_command=None, repeat_command=None)
+    assert notified(tmp_path, f"exec cat > {tmp_path}/got", ended(outcome)) == []
+    assert f"nsa-harness report -v {Path.cwd()}/reports/run" == json.loads((tmp_path / "got").read_text())["next"]
+
+
+@pytest.mark.parametrize("option", ["--notify", "--on-hang"])
+def test_a_program_that_cannot_be_started_is_told_before_anything_is(
+    option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program = tmp_path / "page.sh"
+    command = ["watch", option, f"exec {program} now", "--", "touch", str(tmp_path / "started")]
+    assert cli.run_command_line(command) == 2
+    assert capsys.readouterr().err == f"{option} exec: there is no file {program}\n"
+    program.write_text("#!/bin/sh\n")
+    assert cli.run_command_line(command) == 2
+    assert capsys.readouterr().err == f"{option} exec: {program} is not executable; chmod +x {program}\n"
+    assert not (tmp_path / "started").exists()
+    under_test.check_program(option, "cd /nowhere/at/all && ./page.sh")
+    under_test.check_program(option, '"$HOME"/page.sh')
+
+
 def test_a_command_gets_one_json_object_on_stdin(tmp_path: Path) -> None:
     assert notified(tmp_path, f"exec cat > {tmp_path}/got", ended(DEADLOCK)) == []
     message = json.loads((tmp_path / "got").read_text())

@@ -17,7 +17,7 @@ from render_samples import DEADLOCK, DIVERGENCE, HEALTHY_PLAN, MIXED, QUIET, SIC
 
 from nsa_harness.core.report import CallStack, Place, Report
 from nsa_harness.core.search.report import BisectReport
-from nsa_harness.render.documents.html import report_html
+from nsa_harness.render.documents.html import live_page, report_html
 from nsa_harness.subject.playbook import PLAYBOOK
 
 WIDTHS = (400, 800, 1280)
@@ -144,14 +144,13 @@ def test_no_text_of_any_page_is_cut_and_everybody_can_read_it(tab: Browser, tmp_
     assert complaints(tab, shown(tmp_path, *PAGES[page]), looks) == []
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("page", history_samples.PAGES)
-def test_no_text_of_a_history_or_comparison_is_cut_and_everybody_can_read_it(
-    tab: Browser, tmp_path: Path, page: str
-) -> None:
-    path = tmp_path / "page.html"
-    path.write_text(history_samples.PAGES[page], encoding="utf-8")
-    assert complaints(tab, path, [(width, dark) for width in WIDTHS for dark in (False, True)]) == []
+@pytest.mark.parametrize("has_report", [False, True])
+def test_no_line_of_a_run_in_progress_is_cut(tab: Browser, tmp_path: Path, has_report: bool) -> None:
+    lines = [f"running · {LONG}", *(f"    rank {rank}   " + "collective   " * 7 for rank in range(3))]
+    report = report_html(replace(QUIET, outcomes=(DEADLOCK,)), PLAYBOOK) if has_report else None
+    (tmp_path / "live.html").write_text(live_page(report, lines, ["train/output.log"], is_active=False))
+    looks = [(400, True), (800, False), (1280, False)]
+    assert complaints(tab, tmp_path / "live.html", looks) == []
 
 
 def test_what_is_cut_or_hard_to_read_is_found(tab: Browser, tmp_path: Path) -> None:

@@ -71,6 +71,14 @@ def test_every_document_names_a_line_in_the_same_way() -> None:
     assert f"look at {_FILE}:41" in prompt_text(report)
 
 
+def test_the_summary_shows_a_stack_that_no_other_rank_shares() -> None:
+    """The traceback of a failure, for example, is the only stack of its report."""
+    stack = replace(DEADLOCK.stacks[0], around=None)
+    text = summary_md(judged(replace(MIXED, outcomes=(replace(DEADLOCK, stacks=(stack,)),))), PLAYBOOK)
+    for frame in stack.frames:
+        assert f":{frame.line}   {frame.function}" in text
+
+
 RENDERERS: dict[str, Callable[[Report], str]] = {
     "SUMMARY.md": lambda report: summary_md(report, PLAYBOOK),
     "report.json": to_json,

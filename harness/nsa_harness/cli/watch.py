@@ -92,6 +92,10 @@ def _parse_on_hang(text: str) -> tuple[OnHang, str]:
     from nsa_harness.commands.watch import OnHang
 
     kind, _, hook = text.strip().partition(" ")
+    if kind == "exec" and hook.strip():
+        from nsa_harness.render.notifier import check_program
+
+        check_program("--on-hang", hook)
     if (kind == "exec" and hook.strip()) or (kind in ("report", "kill") and not hook):
         return OnHang(kind), hook.strip()
     raise UsageError(f"--on-hang: expected report, kill or 'exec CMD', got {text!r}")

@@ -15,23 +15,32 @@ from nsa_harness.supervisor.launch.fork_client import ForkServer
 from nsa_harness.supervisor.launch.launcher import end_dead_runs
 from nsa_harness.supervisor.launch.machine import machine_facts
 from nsa_harness.supervisor.launch.planning import Invocation, Script, plan_launches
+from nsa_harness.supervisor.launch.project_file import read_project_file
 from nsa_harness.supervisor.storage.rundir import RunOptions
 
 
 def plan(
-    *words: str, script: str | os.PathLike[str] | None = None, ranks: int = 2, args: Sequence[str] = ()
+    *words: str, script: str | os.PathLike[str] | None = None, ranks: int | None = None, args: Sequence[str] = ()
 ) -> tuple[RunSpec | Skip, ...]:
     """Plan the launches of a script, or of the scenarios selected by `words`, without launching anything.
 
     `words` takes the same arguments as `nsa-harness run`: scenario names, globs, paths of YAML files, and overrides
-    such as "train.steps=2". `script` is a Python file that torchrun will start with `ranks` processes and `args`. For a
-    scenario that this machine cannot run, the tuple contains a `Skip` with the reason.
+    such as "train.steps=2". `script` is a Python file that torchrun will start with `ranks` processes (default: those
+    of pyproject.toml, or 2) and `args`. For a scenario that this machine cannot run, the tuple contains a `Skip` with
+    the reason.
 
     Raises UsageError if an argument is invalid, ScenarioError with all mistakes of the scenario files, and MissingNeed
     if an argument requires something that this machine lacks, such as a GPU.
     """
-    program = None if script is None else Script(file=os.fspath(script), ranks=ranks, args=tuple(args))
-    invocation = Invocation(arguments=words, script=program, working_dir=Path.cwd(), environ=dict(os.environ))
+    directory = Path.cwd()
+    program = (
+        None
+        if script is None
+        else Script(
+            file=os.fspath(script), ranks=default_ranks(directory) if ranks is None else ranks, args=tuple(args)
+        )
+    )
+    invocation = Invocation(arguments=words, script=program, working_dir=directory, environ=dict(os.environ))
     return plan_launches(invocation, machine_facts()).specs
 
 
@@ -45,9 +54,29 @@ def run_one(spec: RunSpec | Skip, *, out: str | os.PathLike[str] | None = None, 
     A run that fails or hangs raises no exception; its outcome has the verdict. Raises UsageError if `out` cannot be
     written. After Ctrl-C, ends all processes, writes the documents, and raises KeyboardInterrupt.
     """
-    options = RunOptions(command="nsa_harness.run_one", out=None if out is None else Path(out), probe=probe)
+    options = options_of_project("nsa_harness.run_one", None if out is None else Path(out), probe)
     end_dead_runs()
     return run_in_own_directory(spec, options)[0]
+
+
+def default_ranks(working_dir: Path) -> int:
+    """Return the number of ranks that the project's pyproject.toml sets, or 2."""
+    project = read_project_file(working_dir)
+    ranks = project.options().get("ranks") if project else None
+    return ranks if isinstance(ranks, int) else 2
+
+
+def options_of_project(command: str, out: Path | None, probe: str = PROBE_FULL) -> RunOptions:
+    """Return the options of a run that is not started from the command line.
+
+    What the report may contain follows from the project's settings `no-redact`, `no-values` and `git-diff`.
+    """
+    project = read_project_file(Path.cwd())
+    settings = project.options() if project else {}
+    return RunOptions(
+        command=command, out=out, probe=probe, redact=not settings.get("no-redact"),
+        git_diff=bool(settings.get("git-diff")), reads_values=not settings.get("no-values"),
+    )  # fmt: skip
 
 
 def run_in_own_directory(

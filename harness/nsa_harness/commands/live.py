@@ -120,9 +120,12 @@ class LiveRun:
             running=tuple(attempt for attempt, _ in running), run_count=self.planned, left_s=None, interrupts=0,
             ended=tuple(attempt for attempt, _ in self.ended.values()), by_class=True,
         )  # fmt: skip
-        state = "running" if self.is_active else "ended"
+        is_active = self.is_active
+        state = "running" if is_active else "ended"
         head = [f"{state} · {words.middle(escape(str(self.path)), max(width - len(state) - 3, 10))}"]
         notes = [cropped(f"    {line}", width) for _, lines in running for line in lines]
+        if is_active and not running:
+            notes.append(cropped("  no rank is running now: a run is being launched or judged", width))
         tail = [cropped(f"  {line}", width) for _, line in list(self.ended.values())[-_MAX_ENDED:]]
         return [*head, *view_lines(view, width, max(height - len(head) - len(notes) - len(tail), 3)), *notes, *tail]
 
@@ -169,7 +172,8 @@ def _rate(statuses: Mapping[int, StatusFile]) -> Iterator[str]:
         if len(times := [done_s for _, done_s in status.steps_s]) > 1
     ]
     if medians and (step_s := max(medians)) > 0:
-        yield f"rate    {words.seconds(step_s)} per step · {1 / step_s:.3g} steps/s"
+        text = words.seconds(step_s) if step_s >= 0.1 else f"{step_s * 1000:.3g} ms"
+        yield f"rate    {text} per step · {1 / step_s:.3g} steps/s"
 
 
 def waits(statuses: Mapping[int, StatusFile], now_s: float) -> Iterator[str]:

@@ -59,7 +59,7 @@ from nsa_harness.supervisor.storage.record import (
     with_unredacted_plan,
 )
 from nsa_harness.supervisor.storage.redacted_files import redact_run
-from nsa_harness.supervisor.storage.rundir import RunDir, RunOptions, find_run, refuse_if_running
+from nsa_harness.supervisor.storage.rundir import AttemptDir, RunDir, RunOptions, find_run, refuse_if_running
 from nsa_harness.supervisor.storage.safe_directory import Budget
 from nsa_harness.texts.words import plural
 
@@ -91,16 +91,17 @@ def _run_in(run: RunDir, request: RunRequest, screen: Listener | None) -> Report
 _NOT_RECORDED = 125  # exit code of `lock` if a healthy run has no step that can be recorded
 
 
-def locked(spec: RunSpec, file: Path) -> RunSpec:
+def locked(spec: RunSpec, file: Path, recorder: str = "nsa-harness lock") -> RunSpec:
     """Return the launch, to be compared with a comm.lock file.
 
-    Raises UsageError if the file cannot be read, and ScenarioError if it is damaged.
+    `recorder`: the command that writes the file. Raises UsageError if the file cannot be read, and ScenarioError if it
+    is damaged.
     """
     try:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not a text file"
-        raise UsageError(f"{file}: {reason}; `nsa-harness lock` records a healthy run in it") from None
+        raise UsageError(f"{file}: {reason}; `{recorder}` records a healthy run in it") from None
     parse_lock(text, str(file))
     expect = replace(spec.expect, communication=LockedSchedule(file=file.name, text=text))
     return with_large_recorder(replace(spec, expect=expect))
@@ -119,19 +120,31 @@ def lock(spec: RunSpec, file: Path, options: RunOptions) -> int:
         if any(outcome.verdict.status is not Status.PASS or not outcome.expected for outcome in report.outcomes):
             print(f"{file} was not written, because the run is not healthy", file=sys.stderr)
             return exit_code(report) or _NOT_RECORDED
-        found = recorded(run.attempt(spec.scenario), spec.ranks)
+        was_written, lines = write_lock(run.attempt(spec.scenario), spec.ranks, file)
+    print(*lines, sep="\n", file=sys.stdout if was_written else sys.stderr)
+    return 0 if was_written else _NOT_RECORDED
+
+
+def write_lock(attempt: AttemptDir, ranks: int, file: Path) -> tuple[bool, list[str]]:
+    """Write what a step of a stored run communicates to `file`.
+
+    Returns whether it was written, and lines about it. Nothing is written if no two steps in a row communicated alike.
+    """
+    found = recorded(attempt, ranks)
     if found.step is None or not found.is_steady:
-        print(f"{file} was not written: {found.reason or 'no two steps in a row communicated alike'}", file=sys.stderr)
-        print(*varying_calls(found), sep="\n", file=sys.stderr)
-        return _NOT_RECORDED
-    text = lock_text(Lock(ranks=spec.ranks, roles=found.roles))
+        reason = found.reason or "no two steps in a row communicated alike"
+        return False, [f"{file} was not written: {reason}", *varying_calls(found)]
+    text = lock_text(Lock(ranks=ranks, roles=found.roles))
     is_same = file.is_file() and file.read_text(encoding="utf-8", errors="replace") == text
     file.write_text(text, encoding="utf-8")
-    for role in found.roles:
-        who = "each rank" if role.who == "all" else f"role {role.who}"
-        print(f"{who} makes {plural(len(role.operations), 'call')} with {bytes_of(role.operations):,} bytes in a step")
-    print(f"{file} is unchanged" if is_same else f"wrote {file}")
-    return 0
+    names = ["each rank" if role.who == "all" else f"role {role.who}" for role in found.roles]
+    return True, [
+        *(
+            f"{name} makes {plural(len(role.operations), 'call')} with {bytes_of(role.operations):,} bytes in a step"
+            for name, role in zip(names, found.roles, strict=True)
+        ),
+        f"{file} is unchanged" if is_same else f"wrote {file}",
+    ]
 
 
 class ReportFormat(Enum):

@@ -34,6 +34,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="run the scenario files below DIR as tests (default: scenarios)",
     )
     group.addoption("--nsa-out", metavar="DIR", help="directory for the reports of runs (default: pytest's own)")
+    group.addoption(
+        "--nsa-lock", action="store_true", help="write the comm.lock files of tests with `locked` instead of comparing"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -91,23 +94,28 @@ def _is_rank(config: pytest.Config) -> bool:
 def nsa_run(pytestconfig: pytest.Config) -> Callable[..., Outcome]:
     """Run a script under torchrun and return its Outcome: `nsa_run("train.py", "--steps", "2", ranks=2)`.
 
-    `locked`: the comm.lock file with which the run is compared. `warm`: fork the ranks from a process that has imported
-    torch, if that is safe for the script. Settings are keywords with `__` for a dot, such as `limits__stall_s=20`. A
-    run that fails or hangs raises nothing; compare `outcome.verdict.status`.
+    The paths of the script and of `locked` start at the working directory or, if the script is not there, at pytest's
+    rootdir. `ranks`: by default those of pyproject.toml, or 2. `locked`: the comm.lock file with which the run is
+    compared. Settings are keywords with `__` for a dot, such as `limits__stall_s=20`. A run that fails or hangs raises
+    nothing; compare `outcome.verdict.status`. If the test then fails, its text contains the answer of nsa-harness.
     """
 
     def run(
-        script: str | Path,
-        *args: str,
-        ranks: int = 2,
-        locked: str | Path | None = None,
-        warm: bool = False,
-        **settings: Any,
+        script: str | Path, *args: str, ranks: int | None = None, locked: str | Path | None = None, **settings: Any
     ) -> Outcome:
+        __tracebackhide__ = True  # an argument that is wrong is shown at the line of the test
+        from nsa_harness.errors import HarnessError
+
         words = [f"{key.replace('__', '.')}={value}" for key, value in settings.items()]
-        runs = runs_of(pytestconfig)
-        spec = runs.script(script, args, ranks=ranks, settings=words, item=pytestconfig.stash[_test])
-        return runs.run(spec, warm=warm, locked=locked).outcome
+        directory = Path.cwd() if Path(script).is_file() else request.config.rootpath
+        runs = runs_of(request.config)
+        try:
+            spec = runs.script(script, args, ranks=ranks, settings=words, item=request.node, directory=directory)
+            answer = runs.run(spec, locked=None if locked is None else directory / locked)
+        except HarnessError as error:
+            raise error.with_traceback(None) from None
+        request.node.add_report_section("call", "nsa-harness", answer.text)
+        return answer.outcome
 
     return run
 

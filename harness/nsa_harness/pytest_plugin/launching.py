@@ -17,16 +17,19 @@ from _pytest.config import default_plugins
 from filelock import FileLock, Timeout
 
 from nsa_harness import __version__
-from nsa_harness.commands.api import run_in_own_directory
+from nsa_harness.commands.api import default_ranks, options_of_project, run_in_own_directory
 from nsa_harness.core.plan import Launcher, RunSpec, Skip
-from nsa_harness.core.report import Outcome
+from nsa_harness.core.report import Outcome, Status
+from nsa_harness.core.schedule import is_as_expected
+from nsa_harness.render.terminal.screen import explaining_command
 from nsa_harness.render.terminal.terminal import Terminal
 from nsa_harness.subject.playbook import PLAYBOOK
 from nsa_harness.supervisor.launch.fork_client import ForkServer
 from nsa_harness.supervisor.launch.launcher import end_dead_runs
 from nsa_harness.supervisor.launch.machine import machine_facts
 from nsa_harness.supervisor.launch.planning import Invocation, Script, plan_launches
-from nsa_harness.supervisor.storage.rundir import RunOptions
+from nsa_harness.supervisor.storage.comm_lock import with_large_recorder
+from nsa_harness.supervisor.storage.rundir import RunDir
 
 _JUDGING_S = 15.0  # reserved for stacks, proof and report before pytest-timeout ends the test
 _JUDGING_SHARE = 0.3  # of a short timeout
@@ -61,28 +64,39 @@ class Runs:
         file: str | os.PathLike[str],
         args: Sequence[str],
         *,
-        ranks: int,
+        ranks: int | None,
         item: pytest.Item,
         settings: Sequence[str] = (),
         module: bool = False,
+        directory: Path | None = None,
     ) -> RunSpec:
         """Return the launch of a program, named after the test, with a deadline before pytest-timeout's.
 
-        Skips the test if this machine lacks what it needs. Raises UsageError if an argument is wrong.
+        `ranks`: None takes those of the project's settings, or 2. `directory`: the working directory of the program, if
+        it is not that of pytest. Skips the test if this machine lacks what it needs. Raises UsageError if an argument
+        is wrong.
         """
-        program = Script(file=os.fspath(file), ranks=ranks, args=tuple(args), module=module)
+        directory = directory or Path.cwd()
+        program = Script(
+            file=os.fspath(file),
+            ranks=default_ranks(directory) if ranks is None else ranks,
+            args=tuple(args),
+            module=module,
+        )
         timeout = timeout_s(item)
         if timeout is not None and not any(word.startswith("limits.deadline_s=") for word in settings):
             reserve = min(_JUDGING_S, timeout * _JUDGING_SHARE)
             settings = (*settings, f"limits.deadline_s={timeout - reserve:.3f}")
         invocation = Invocation(
-            arguments=tuple(settings), script=program, working_dir=Path.cwd(), environ=dict(os.environ)
+            arguments=tuple(settings), script=program, working_dir=directory, environ=dict(os.environ)
         )
         (spec,) = plan_launches(invocation, self.facts).specs
         if isinstance(spec, Skip):
             pytest.skip(spec.reason)
         name = re.sub(r"[^A-Za-z0-9_.-]+", "_", item.name).strip("_.-")[:80] or "test"
         env = (*spec.env, ("PYTEST_ADDOPTS", ""))  # the options of this session are not those of a rank
+        if directory != Path.cwd():
+            spec = replace(spec, cwd=str(directory / (spec.cwd or "")))
         return replace(spec, scenario=name, about=item.nodeid, subject=item.nodeid, env=env)
 
     def run(
@@ -96,22 +110,31 @@ class Runs:
         """Launch one run and wait for its end. Raise KeyboardInterrupt after Ctrl-C.
 
         `warm`: fork the ranks from a process that has imported torch, if that is safe for this program. `locked`: the
-        comm.lock file with which the run is compared. `out`: the parent of the run's directory, if it is not that of
-        `--nsa-out`.
+        comm.lock file with which the run is compared, or which is written with --nsa-lock.
         """
         if locked is not None:
             from nsa_harness.commands.run import locked as with_lock
+            from nsa_harness.commands.run import write_lock
 
-            spec = with_lock(spec, Path(locked))
+            is_written = self._config.getoption("--nsa-lock")
+            spec = with_large_recorder(spec) if is_written else with_lock(spec, Path(locked), "pytest --nsa-lock")
         # A variable that differs from test to test would need a fork server of its own for each.
         os.environ.pop("PYTEST_CURRENT_TEST", None)  # pytest sets it again before it next reads it
         if warm:
-            spec = self.server.with_launcher(replace(spec, launcher=Launcher.FORK))
-        options = RunOptions(command=f"pytest {spec.about}", out=out or self._out())
-        with _longer_timeout(), ExitStack() as stack:
+            spec = self._server.with_launcher(replace(spec, launcher=Launcher.FORK))
+        options = options_of_project(command=f"pytest {spec.about}", out=self._out())
+        with ExitStack() as stack:
             devices = self._lease(spec, stack)
-            outcome, path = run_in_own_directory(spec, options, facts=self.facts, devices=devices, server=self.server)
-        return Answer(outcome=outcome, text=f"{_answer(outcome, path)}\n  report    {path}", path=path)
+            outcome, path = run_in_own_directory(spec, options, facts=self.facts, devices=devices, server=self._server)
+        if locked is not None and is_written and outcome.verdict.status is Status.PASS:
+            was_written, lines = write_lock(RunDir(path).attempt(outcome.dir), spec.ranks, Path(locked))
+            if not was_written:
+                pytest.fail("\n".join(lines), pytrace=False)
+        text = _answer(outcome, path)
+        if not is_as_expected(outcome):
+            # The files of a forked rank's test are gone, so it cannot be launched again.
+            text += f"\n  next      {explaining_command(outcome, path, None if warm else path)}"
+        return Answer(outcome=outcome, text=f"{text}\n  report    {path}", path=path)
 
     def _out(self) -> Path:
         directory = self._config.getoption("--nsa-out", None)

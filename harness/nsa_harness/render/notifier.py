@@ -69,12 +69,27 @@ def name_of(target: str) -> str:
 def check_targets(targets: Sequence[str]) -> None:
     """Raise UsageError if a target of --notify cannot be used, before anything is launched."""
     for target in targets:
-        if target.startswith(_COMMAND) and target.removeprefix(_COMMAND).strip():
+        if target.startswith(_COMMAND) and (command := target.removeprefix(_COMMAND).strip()):
+            check_program("--notify", command)
             continue
         if "://" not in target:
             raise UsageError("--notify: expected a URL such as slack://..., or 'exec CMD'")
         if not _apprise().Apprise().add(target):
             raise UsageError(f"--notify {name_of(target)}: apprise cannot use this URL; see docs/notify.md")
+
+
+def check_program(option: str, command: str) -> None:
+    """Raise UsageError if a command of the user starts with a path that is no executable file.
+
+    Only a plain path is checked. A name may be a builtin of the shell, and the shell may replace quotes and variables.
+    """
+    program = command.split()[0]
+    if not re.fullmatch(r"[\w./+-]*/[\w./+-]+", program):
+        return
+    if not Path(program).is_file():
+        raise UsageError(f"{option} exec: there is no file {program}")
+    if not os.access(program, os.X_OK):
+        raise UsageError(f"{option} exec: {program} is not executable; chmod +x {program}")
 
 
 def _apprise() -> Any:
@@ -140,7 +155,7 @@ class Notifier(Listener):
             return
         self._outcomes += 1
         self._sent[name] = now
-        self._send(_outcome_message(outcome, run_dir, is_observed=self._is_observed))
+        self._send(_outcome_message(outcome, run_dir.resolve(), is_observed=self._is_observed))
 
     def on_done(self, report: Report, run_dir: Path) -> None:  # noqa: ARG002
         if self._unsent:

@@ -63,7 +63,9 @@ def live_page(page: str | None, lines: Sequence[str], names: Sequence[str], *, i
 
     `page`: the report so far, or None. `lines`: the state of the run. `names`: files to link to if there is no report.
     """
-    state = f"<pre>{escape_html(chr(10).join(lines))}</pre>"
+    state = (
+        f'<pre style="margin:1rem;white-space:pre-wrap;overflow-wrap:anywhere">{escape_html(chr(10).join(lines))}</pre>'
+    )
     reload = f'<meta http-equiv="refresh" content="{_RELOAD_S}">' if is_active else ""
     if page is not None:
         return page.replace("</head>", f"{reload}</head>", 1).replace("<body>", f"<body>{state}", 1)
@@ -75,8 +77,8 @@ def live_page(page: str | None, lines: Sequence[str], names: Sequence[str], *, i
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">"
         "<title>nsa-harness: a run in progress</title>"
-        "<style>body{font-family:sans-serif;margin:1rem}pre{overflow-x:auto}</style></head>"
-        f"<body><main><h1>A run in progress</h1>{state}{files}</main></body></html>\n"
+        "<style>:root{color-scheme:light dark}body{font-family:sans-serif;background:Canvas;color:CanvasText}</style>"
+        f"</head><body><main><h1>A run in progress</h1>{state}{files}</main></body></html>\n"
     )
 
 

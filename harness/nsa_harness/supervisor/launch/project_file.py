@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ _NAME = "pyproject.toml"
 _TOOL = "nsa-harness"
 _SIZE_LIMIT_BYTES = 1_000_000
 _HEADER = re.compile(r"\s*\[\s*([^\[\]]+?)\s*\]")
+_PROGRAM = re.compile(r"^exec +([\w.+-]+/[\w./+-]+)(?=\s|$)")
 _KEY = re.compile(r"\s*([\w\"'.-]+)\s*=")
 
 
@@ -76,7 +78,17 @@ class ProjectFile:
         for key in ("out", "python"):
             if key in options and (key == "out" or "/" in str(options[key])):
                 options[key] = str(self.directory / Path(str(options[key])).expanduser())
+        if "on-hang" in options:
+            options["on-hang"] = self._command(str(options["on-hang"]))
+        if "notify" in options:
+            targets = options["notify"]
+            assert isinstance(targets, list)
+            options["notify"] = [self._command(str(target)) for target in targets]
         return options
+
+    def _command(self, value: str) -> str:
+        """Return "exec CMD" with the whole path of a program that is named by a relative path."""
+        return _PROGRAM.sub(lambda match: f"exec {shlex.quote(str(self.directory / match[1]))}", value)
 
     def origin(self, key: str) -> str:
         """Return the file and line that set `key`, such as "pyproject.toml:12"."""
