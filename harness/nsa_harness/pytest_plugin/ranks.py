@@ -71,7 +71,7 @@ def _run(item: pytest.Item, launch: Launch, runs: Runs, call: bytes) -> list[byt
             spec = runs.script("pytest", words, ranks=count, item=item, module=True)
             answer = runs.run(spec, warm=True, locked=None if locked is None else item.path.parent / locked)
         except HarnessError as error:
-            pytest.fail(str(error), pytrace=False)
+            raise pytest.fail.Exception(str(error), pytrace=False) from None
         _conclude(answer, {rank: _reports(Path(directory, f"rank{rank}.jsonl"), config) for rank in range(count)})
 
 
