@@ -19,7 +19,13 @@ from render.why_samples import EXPLANATION
 from nsa_harness.cli.main import run_command_line
 from nsa_harness.commands import session, why
 from nsa_harness.core.plan import RunSpec
-from nsa_harness.core.recording.explanation import ExperimentKind, ExperimentResult, PlannedExperiment
+from nsa_harness.core.recording.explanation import (
+    Candidate,
+    ExperimentKind,
+    ExperimentResult,
+    OriginKind,
+    PlannedExperiment,
+)
 from nsa_harness.core.recording.judgement import Judgement
 from nsa_harness.core.report import Culprit, MachineFacts, Outcome, Place, Status, Timing
 from nsa_harness.render.documents.report_json import from_json
@@ -180,7 +186,8 @@ def test_an_experiment_that_lets_the_run_go_on_makes_the_answer_certain(
     launched.ends = [HANG, HANG, PASS, HANG]
     assert run_command_line(["why", run_dir]) == 0
     assert [recording["experiment"] for recording in launched.recordings] == [
-        None, {"kind": "share_generator", "line": 3}, {"kind": "set_value", "line": 3}, None,
+        None, {"kind": "share_generator", "line": 3}, {"kind": "set_value", "line": 3},
+        {"kind": "set_value", "line": 3, "control": True},
     ]  # fmt: skip
     out = " ".join(capsys.readouterr().out.split())
     assert "ANSWER value computed from rank-local data at train.py:52 · certain, by experiment (4 runs, 20.0 s)" in out
@@ -193,6 +200,23 @@ def test_an_experiment_that_lets_the_run_go_on_makes_the_answer_certain(
     assert "--- a/train.py\n+++ b/train.py\n" in patch
     assert "+shared = [bad]\n+torch.distributed.broadcast_object_list(shared, src=0)\n+bad = shared[0]\n" in patch
     assert Path("train.py").read_text() == PROGRAM
+
+
+def test_the_line_that_an_experiment_proves_is_the_answer_although_no_candidate_named_it(
+    launched: Launched, stored: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_dir = stored(HANG)
+    planned = experiment(ExperimentKind.FORCE_BRANCH)
+    handler = Candidate(place=planned.place, kind=OriginKind.EXCEPTION, ranks=(2,))
+    planned = replace(planned, origin=handler, proves_origin=True, is_of_decision=True)
+    monkeypatch.setattr(why, "plan_experiments", lambda *_: (planned,))
+    judge_as(monkeypatch, ExperimentResult.WENT_ON)
+    launched.ends = [HANG, PASS, HANG]
+    assert run_command_line(["why", run_dir]) == 0
+    told = answer()
+    assert told["result"] == "certain"
+    assert told["origin"] == len(told["explanation"]["candidates"]) - 1
+    assert told["explanation"]["candidates"][-1]["place"]["line"] == planned.place.line
 
 
 def test_a_change_of_the_decision_that_fails_drops_no_candidate(

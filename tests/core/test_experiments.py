@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsa_harness.core.recording.experiments import plan_experiments
+from nsa_harness.core.recording.experiments import control_of, plan_experiments
 from nsa_harness.core.recording.explanation import (
     Candidate,
     Division,
@@ -66,10 +67,11 @@ def values(name: str, *texts: str) -> RankValues:
     return RankValues(name=name, values=tuple(enumerate(texts)))
 
 
-def candidate(line: int, kind: OriginKind, name: str = "", *texts: str, **more: Any) -> Candidate:
-    return Candidate(
-        place=at(line), kind=kind, ranks=(2,), name=name, values=(values(name, *texts),) if texts else (), **more
-    )
+def candidate(
+    line: int, kind: OriginKind, name: str = "", *texts: str, shown: RankValues | None = None, **more: Any
+) -> Candidate:
+    known = (values(name, *texts),) if texts else (shown,) if shown else ()
+    return Candidate(**{"place": at(line), "kind": kind, "ranks": (2,), "name": name, "values": known, **more})
 
 
 def division(
@@ -364,3 +366,91 @@ def test_sources_that_cannot_be_parsed_still_give_experiments(text: str) -> None
         explanation(candidate(LOSS, OriginKind.CLOCK, "loss", "1", "2"), parts_at=division()), {FILE: text}
     )
     assert kinds(found) == ["set_value 8", "force_branch 9"]
+
+
+OWN = """\
+def step(model, x, mine):
+    try:
+        loss = checked(model(x))
+    except BadSample:
+        return None
+    loss.backward()
+def checked(loss):
+    if not finite(loss):
+        raise BadSample
+    return loss
+def forward(h, has_image, n):
+    if has_image.any():
+        h = h + 1
+    if used(has_image):
+        h = h + 2
+def allocation(store):
+    state = store.load()
+    step = state["step"]
+def load(path):
+    return torch.load(path)
+"""
+IN_TRY, HANDLER, AFTER, GUARD, RAISE, IMAGE, CALLED, RESTORED, LOADS = 3, 4, 6, 8, 9, 12, 14, 18, 20
+TENSORS = "float32 [4] crc 1", "float32 [4] crc 2"
+
+
+def own(*candidates: Candidate, parts_at: Division | None = None) -> list[PlannedExperiment]:
+    return list(plan_experiments(explanation(*candidates, parts_at=parts_at), {FILE: OWN}))
+
+
+def test_a_sequence_is_cut_to_the_shortest_one_where_its_length_begins_to_differ() -> None:
+    one = candidate(
+        LOSS, OriginKind.LENGTH, "loss", "int64 [48, 20]", "[1, 2, 3]", "30 items crc 1", chain=((at(8), ""),)
+    )
+    (found,) = planned(one)
+    assert (found.kind, found.proves_origin) == (ExperimentKind.EQUAL_LENGTH, True)
+    assert told(found, "kind", "reference", "ranks", "after") == ["length", 1, [0, 2], True]
+    for more in (values("x", "1.5", "2.5", "2.5"), values("x", "4 items crc 1", "5 items crc 1")):
+        (found,) = planned(replace(one, values=(*one.values, more)))
+        assert not found.proves_origin
+    (found,) = planned(replace(one, values=(*one.values, values("rank", "0", "1", "2"))))
+    assert found.proves_origin
+    assert planned(candidate(HALVE, OriginKind.LENGTH, "loss", "3 items", "4 items")) == [], "it is only used here"
+    assert planned(candidate(LOSS, OriginKind.UNKNOWN, "loss", *TENSORS)) == [], "data of the same length"
+
+
+def test_a_handler_of_an_exception_of_one_rank_is_the_origin_unless_a_number_differs() -> None:
+    ways = ((0,), at(HANDLER)), ((1,), at(AFTER))
+    raised = candidate(RAISE, OriginKind.EXCEPTION)
+    found = own(raised, parts_at=division(IN_TRY, ways=ways, shown=[values("x", *TENSORS)]))
+    assert kinds(found) == [f"force_branch {GUARD}", f"force_branch {IN_TRY}"]
+    assert [told(one, "reference", "ranks") for one in found] == [[1, [0]], [1, [0]]]
+    assert {one.proves_origin and one.origin and one.origin.place.line for one in found} == {HANDLER}
+    found = own(raised, parts_at=division(IN_TRY, ways=ways, shown=[values("mine", "3", "4")]))
+    assert {(one.origin, one.proves_origin) for one in found} == {(None, False)}
+    assert [one.origin for one in own(raised, parts_at=division(IN_TRY, ways=ways[:1]))] == []
+
+
+def test_a_branch_that_tensors_decide_is_forced_both_ways() -> None:
+    decides = candidate(IMAGE, OriginKind.CALL, "", ranks=(1,), shown=values("has_image", *TENSORS))
+    found = own(decides)
+    assert [told(one, "reference", "ranks") for one in found] == [[0, [1]], [1, [0]]]
+    assert {one.proves_origin for one in found} == {True}
+    for line, shown in (CALLED, values("has_image", *TENSORS)), (IMAGE, values("has_image", "1", "2")):
+        assert own(candidate(line, OriginKind.CALL, "", ranks=(1,), shown=shown)) == []
+    elsewhere = division(IN_TRY, ways=(((0,), at(AFTER)), ((1,), None)))
+    assert {one.is_of_decision for one in own(decides, parts_at=elsewhere)} == {True}
+
+
+def test_a_value_of_a_state_that_every_rank_restored_is_the_origin() -> None:
+    taken = candidate(RESTORED, OriginKind.MISSING_REDUCTION, "step", "21", "20", is_provable=False)
+    taken = replace(taken, values=(*taken.values, values("state", "3 items crc 1", "3 items crc 2")))
+    loads = candidate(LOADS, OriginKind.RESTORED_STATE, chain=((at(LOADS), ""), (at(RESTORED), "step")))
+    everywhere = replace(loads, values=(values("path", "'0'", "'1'"),))
+    (found,) = own(everywhere, taken)
+    assert (found.proves_origin, found.origin and found.origin.kind) == (True, OriginKind.RESTORED_STATE)
+    for other in (replace(loads, values=(values("path", "'0'"),)), replace(everywhere, chain=())):
+        (found,) = own(other, taken)
+        assert (found.proves_origin, found.origin) == (False, None)
+
+
+def test_the_control_of_an_experiment_differs_from_it_only_in_that_nothing_is_changed() -> None:
+    (found,) = planned(candidate(LOSS, OriginKind.CLOCK, "loss", "1", "2", "2"))
+    assert control_of(found).instruction == {**found.instruction, "control": True}
+    hashes = replace(found, env=(("PYTHONHASHSEED", "0"),))
+    assert control_of(hashes).env == ()

@@ -97,6 +97,40 @@ def test_a_local_becomes_that_of_the_reference_rank_before_it_is_used(job: Ranks
     assert (events[0]["before"], events[0]["after"], events[1]["count"]) == (1.5, 0.5, 2)
 
 
+def test_a_control_run_waits_for_the_reference_rank_and_changes_nothing(job: Ranks) -> None:
+    settings = {"kind": "scalar", "path": name("loss"), "control": True}
+    outputs, events = job.run(LOCAL, settings)
+    assert (outputs, events) == (["[0.0, 0.5, 1.0]", "[1.0, 1.5, 2.0]"], [])
+    _, events = job.run(LOCAL, settings | {"reference": 7})
+    assert told(events) == [("refused", 1, "no value from the reference rank")]
+
+
+@pytest.mark.parametrize(
+    ("value", "expected", "event"),
+    [
+        ("list(range(4 + rank))", "[0, 1, 2, 3]", "changed"),
+        ("range(4 + rank)", "range(0, 4)", "changed"),
+        ("tuple(range(4 - rank))", "(0, 1, 2)", "equal"),
+        ("dict.fromkeys(range(4 + rank))", "{0: None, 1: None, 2: None, 3: None, 4: None}", "refused"),
+    ],
+)
+def test_a_sequence_is_cut_to_its_length_on_the_reference_rank(
+    job: Ranks, value: str, expected: str, event: str
+) -> None:
+    program = f"{RANK}\ndef main():\n    items = {value} #at\n    print(items)\nmain()\n"
+    outputs, events = job.run(program, {"kind": "length", "path": name("items"), "after": True})
+    assert (outputs[1], [one["event"] for one in events]) == (expected, [event])
+    if event == "changed":
+        assert (events[0]["before"], events[0]["after"]) == (5, 4)
+
+
+def test_a_tensor_and_an_array_are_cut_to_the_length_on_the_reference_rank(ranks: Ranks) -> None:
+    made = "torch.arange(4 + rank)", "torch.arange(4 + rank).numpy()"
+    for value in made:
+        program = f"{RANK}import torch\ndef main():\n    items = {value} #at\n    print(items.shape[0])\nmain()\n"
+        assert ranks.run(program, {"kind": "length", "path": name("items"), "after": True})[0] == ["4", "4"]
+
+
 def test_a_value_is_replaced_after_its_definition_and_in_a_closure(job: Ranks) -> None:
     program = f"""{RANK}
 def main():
@@ -299,6 +333,8 @@ main()
     outputs, events = job.run(program, {"kind": "undo", "path": name("count"), "ranks": []})
     assert outputs == ["3", "3"]
     assert [event["event"] for event in events] == ["changed"] * 3
+    outputs, events = job.run(program, {"kind": "undo", "path": name("count"), "ranks": [], "control": True})
+    assert (outputs, events) == (["3", "6"], [])
 
 
 def test_an_attribute_that_an_extra_call_created_is_removed_again(job: Ranks) -> None:
@@ -357,6 +393,9 @@ def test_ranks_share_the_state_of_a_generator(job: Ranks, settings: dict[str, An
     outputs, events = job.run(GENERATOR, settings)
     assert outputs[0] == outputs[1]
     assert (events[0]["event"], events[0]["after"]) == ("changed", "random")
+    outputs, events = job.run(GENERATOR, settings | {"control": True})
+    assert outputs[0] != outputs[1]
+    assert "changed" not in [event["event"] for event in events]
 
 
 BRANCH = f"""{RANK}
@@ -377,6 +416,8 @@ def test_a_rank_takes_the_branch_of_the_reference_rank(job: Ranks) -> None:
     outputs, events = job.run(BRANCH.format(who=0, at="#at", loop=""), {"kind": "branch", "from": 3})
     assert outputs == ["[0, 1]", "[0, 1, 9, 9, 9]"]
     assert told(events) == [("changed", 3, "")]
+    outputs, events = job.run(BRANCH.format(who=0, at="#at", loop=""), {"kind": "branch", "from": 3, "control": True})
+    assert (outputs[1], [event["event"] for event in events]) == ("[0, 1, 2, 3, 9]", ["refused"])
     outputs, events = job.run(BRANCH.format(who=1, at="#at", loop=""), {"kind": "branch", "from": 3})
     assert outputs == ["[0, 1, 2, 3]", "[0, 1, 2, 3, 9]"]
     assert [event["event"] for event in events] == ["changed", "equal"]

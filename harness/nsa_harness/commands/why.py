@@ -41,8 +41,9 @@ from nsa_harness.core.experiment.why import (
     with_decision,
 )
 from nsa_harness.core.plan import RunSpec
-from nsa_harness.core.recording.experiments import plan_experiments
+from nsa_harness.core.recording.experiments import control_of, plan_experiments
 from nsa_harness.core.recording.explanation import (
+    Candidate,
     ExperimentKind,
     ExperimentResult,
     Explanation,
@@ -280,6 +281,7 @@ def _with_recording(spec: RunSpec, of: str, *, values: bool, experiment: Planned
     env |= dict(experiment.env) if experiment else {}
     new_hash = hashlib.sha256(f"{spec.spec_hash} why {of} {change.env}".encode()).hexdigest()[:12]
     note = f"experiment of why: {texts.change_text(experiment)}" if experiment else "recorded by why"
+    note = f"control of the {note}" if experiment and experiment.instruction.get("control") else note
     return replace(
         spec, notes=(*spec.notes, note), env=tuple(sorted(env.items())), settings=tuple(sorted(settings.items())),
         spec_hash=new_hash,
@@ -326,7 +328,7 @@ class _Inquiry:
     request: WhyRequest
     question: _Question
     experiment: Experiment
-    configs: list[RunSpec]  # the recorded launch, then one launch per planned experiment
+    configs: list[RunSpec]  # the recorded launch, one launch per planned experiment, and one per control of these
     report: WhyReport
     folder: SearchDirectory
     journal: TrialJournal
@@ -359,11 +361,11 @@ class _Inquiry:
     def _wanted(self) -> int | None:
         """Return the index of the next launch in `configs`, or None if no further run is needed."""
         report = self.report
+        tried = len(report.runs) - len(report.recorded_runs)
         if needs_recorded_run(report, self.request.repeat):
-            return 0
+            return len(self.planned) + tried if report.runs and report.runs[-1].proof in SUCCESSES else 0
         if report.is_flaky or {run.proof for run in report.runs} & {*SUCCESSES}:
             return None
-        tried = len(report.runs) - len(report.recorded_runs)
         if any(run.proof is Proof.SECOND_CAUSE for run in report.runs) and self._are_decisions(tried):
             return None  # the second cause lies behind the decision, too
         return tried + 1 if tried < len(self.planned) else None
@@ -374,7 +376,12 @@ class _Inquiry:
 
     def _progress(self, config: int) -> str:
         number = f"run {len(self.report.runs) + 1} of at most {self.report.max_runs}"
-        return f"{number}: {'recorded' if config == 0 else texts.text_of_change(self.planned[config - 1])}"
+        planned = self._experiment(config)
+        return f"{number}: {texts.text_of_change(planned) if planned else 'control' if config else 'recorded'}"
+
+    def _experiment(self, config: int) -> PlannedExperiment | None:
+        """Return the experiment that a launch makes, or None if it changes nothing."""
+        return self.planned[config - 1] if 0 < config <= len(self.planned) else None
 
     def _trial(self, outcome: Outcome, config: int) -> Trial:
         return make_trial(
@@ -386,20 +393,31 @@ class _Inquiry:
         run = WhyRun(
             dir=trial.dir, end=trial.end, result=run_result(self.question.outcome, outcome), wall_s=trial.wall_s
         )
-        if trial.config:
-            run = self._experiment_run(run, self.planned[trial.config - 1], outcome)
+        planned = self._experiment(trial.config)
+        if planned is not None:
+            run = self._experiment_run(run, planned, outcome)
         is_control = bool(self.report.runs) and self.report.runs[-1].proof in SUCCESSES
         self.report = replace(self.report, runs=(*self.report.runs, run))
+        if planned is not None and planned.origin is not None and run.proof is Proof.ORIGIN:
+            self._add_origin(planned.origin)
         if run.proof is Proof.DECISION and run.place is not None and self.report.explanation is not None:
             explanation = with_decision(self.report.explanation, run.place, run.name)
             self.report = replace(self.report, explanation=explanation)
         if is_control:
             self._check_control(outcome)
-        elif not trial.config and run.result in (RunResult.SAME, RunResult.OTHERWISE):
+        elif planned is None and run.result in (RunResult.SAME, RunResult.OTHERWISE):
             self._explain(outcome)
         self.report = replace(self.report, result=result_of(self.report))
         self._write()
         self.experiment.show(partial(shown.run_lines, self.report))
+
+    def _add_origin(self, origin: Candidate) -> None:
+        """Add the candidate that the latest experiment proved to the explanation."""
+        *before, proved = self.report.runs
+        if (explanation := self.report.explanation) is not None:
+            runs = (*before, replace(proved, candidate=len(explanation.candidates)))
+            explanation = replace(explanation, candidates=(*explanation.candidates, origin))
+            self.report = replace(self.report, explanation=explanation, runs=runs)
 
     def _attempt(self, outcome: Outcome) -> AttemptDir:
         return self.experiment.session.run.attempt(outcome.spec.scenario, outcome.attempt)
@@ -434,7 +452,7 @@ class _Inquiry:
             of = f"{report.first.run_id} {report.first.attempt}"
             self.configs += [
                 _with_recording(self.question.spec, of, values=report.values, experiment=planned)
-                for planned in self.planned
+                for planned in (*self.planned, *map(control_of, self.planned))
             ]
 
     def _experiment_run(self, run: WhyRun, planned: PlannedExperiment, outcome: Outcome) -> WhyRun:

@@ -184,6 +184,21 @@ def pack(value: Any, *, with_graph: bool = False) -> tuple[Any, ...]:
         return _checked("tensor", str(value.dtype), ctypes.string_at(value.data_ptr(), size), tuple(value.shape))
 
 
+def first_items(value: Any, count: int | None = None) -> tuple[int, Any]:
+    """Return the length of a sequence, and its first `count` items. Raise Refusal for any other value."""
+    torch: Any = sys.modules.get("torch")
+    numpy: Any = sys.modules.get("numpy")
+    if is_one_of(type(value), (list, tuple, range)):
+        return len(value), value[:count]
+    if numpy is not None and type(value) is numpy.ndarray and value.ndim:
+        return value.shape[0], value[:count]
+    if torch is not None and type(value) is torch.Tensor:
+        with TorchOnly():
+            if value.dim():
+                return value.shape[0], value[:count]
+    raise Refusal("type")
+
+
 def _checked(*packed: Any) -> tuple[Any, ...]:
     if len(marshal.dumps(packed)) > MAX_BYTES * 2:
         raise Refusal("size")

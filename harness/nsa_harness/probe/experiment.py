@@ -6,11 +6,13 @@ ends. An experiment has one intervention, which is one of these kinds:
     undo       the effect of an extra call: restore the value that the calling statement found
     generator  the state of random generators becomes that of the reference rank
     scalar     the value of a name becomes that of the reference rank
+    length     a sequence is cut to its length on the reference rank
     branch     the next statement becomes that of the reference rank
     hash_seed  PYTHONHASHSEED is set, so that sets have the same order on all ranks
 
 The reference rank publishes its values during the run, in a file of the probe directory. Whatever was applied, found
-equal or refused is recorded in another file of this directory.
+equal or refused is recorded in another file of this directory. In a control run, every rank waits for these values in
+the same way and then changes nothing, which shows whether the waiting alone lets the ranks go on.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from .assignment import (
     Holder,
     Refusal,
     find_holder,
+    first_items,
     generator_states,
     jump,
     kind_of,
@@ -63,6 +66,7 @@ class Experiment:
         self._ranks: list[int] = settings.get("ranks") or []
         self._is_after: bool = settings.get("after", False)
         self._is_temporary: bool = settings.get("temporary", False)
+        self._is_control: bool = settings.get("control", False)
         self._is_extra_draw = self._kind == "undo" and not self._path
         self._lines = {self._at[1], *(line for _, line in self._callers)}
         self._files: dict[CodeType, str] = {}
@@ -157,6 +161,9 @@ class Experiment:
     def _share_value(self, frame: FrameType, occurrence: int) -> None:
         holder = find_holder(frame, self._path)
         value = holder.read()
+        if self._kind == "length":
+            self._share_length(holder, value, occurrence)
+            return
         packed = pack(value, with_graph=self._is_temporary)
         if self._rank == self._reference:
             self._publish(occurrence, packed)
@@ -168,12 +175,27 @@ class Experiment:
             return
         if kind_of(wanted) != kind_of(packed):
             raise Refusal("kind")
+        if self._is_control:
+            return
         self._keep(value)
         new_value = unpack(wanted)
         holder.write(new_value)
         self._log.note("changed", occurrence, "", _printable(packed), _printable(wanted))
         if self._is_temporary:
             self._wait_for_next(frame, lambda *_: self._put_back(holder, new_value, value))
+
+    def _share_length(self, holder: Holder, value: object, occurrence: int) -> None:
+        length, _ = first_items(value)
+        if self._rank == self._reference:
+            self._publish(occurrence, length)
+            return
+        wanted = self._receive(occurrence)
+        if wanted >= length:
+            self._log.note("equal", occurrence)
+        elif not self._is_control:
+            self._keep(value)
+            holder.write(first_items(value, wanted)[1])
+            self._log.note("changed", occurrence, "", length, wanted)
 
     def _put_back(self, holder: Holder, new_value: object, value: object) -> int:
         if holder.read() is new_value:
@@ -212,6 +234,8 @@ class Experiment:
             self._refuse(occurrence, error)
             return {}
         changed = {name: state for name, state in wanted.items() if name in states and states[name] != state}
+        if self._is_control:
+            return {}
         set_generator_states(changed)
         return changed
 
@@ -243,7 +267,7 @@ class Experiment:
 
     def _restore(self, running: list[list[Any]], saved: list[Any], occurrence: int) -> int:
         running[:] = [other for other in running if other is not saved]
-        if not saved:
+        if not saved or self._is_control:
             return 0
         if self._is_extra_draw:
             states = generator_states()
@@ -277,6 +301,8 @@ class Experiment:
                 return 0
             if not wanted or not line:
                 raise Refusal("the function ended")
+            if self._is_control:
+                return 0
             jump(frame, wanted)
             self._log.note("changed", occurrence, "", line, wanted)
             return int(wanted)

@@ -22,7 +22,9 @@ from nsa_harness.core.recording.explanation import (
 from nsa_harness.core.recording.source_statements import LOOPS, Path, Statement, called_names, path_of, statement_at
 from nsa_harness.core.report import Place
 
-MAX_OF_ORIGIN = 3  # experiments that test an origin
+MAX_OF_ORIGIN = 4  # experiments that test an origin
+_SIZE = re.compile(r"(?:\w+ \[)?(\d+)(?: items\b|[,\]])")  # at the begin of a container's or a tensor's text
+_TENSOR = re.compile(r"\w+ \[")
 _GENERATOR = "generator:"  # prefix of the name of a candidate whose value is the state of a random generator
 # Parts of the names of functions that draw from a random generator.
 _DRAWING = re.compile(
@@ -37,23 +39,31 @@ def plan_experiments(explanation: Explanation, sources: Mapping[str, str]) -> tu
     only test the decision.
     """
     division, order = explanation.division, list(ExperimentKind)
+    handler = _handler(division, sources) if division is not None else None
     origins = [
         planned
         for index, candidate in enumerate(explanation.candidates)
         if candidate.place.file is not None and candidate.place.line is not None
         if not _is_normal_difference(candidate, explanation)
-        for planned in _for_candidate(index, candidate, division, sources)
+        for planned in _for_candidate(index, candidate, division, sources, handler)
     ]
     origins = [_without_downstream_proof(planned, origins, explanation.candidates) for planned in origins]
     # A difference by chance from which no recorded value leads to the failure has no chain, and is tested last.
     chains = [candidate.chain for candidate in explanation.candidates]
-    origins.sort(key=lambda one: (not one.proves_origin, not chains[one.candidate], order.index(one.kind)))
+    origins.sort(
+        key=lambda one: (not one.proves_origin, not (chains[one.candidate] or one.origin), order.index(one.kind))
+    )
     origins = origins[:MAX_OF_ORIGIN]
-    decisions = [] if division is None or division.place.file is None else _for_decision(division, sources)
+    decisions = [] if division is None or division.place.file is None else _for_decision(division, sources, handler)
     unique: dict[str, PlannedExperiment] = {}
     for planned in (*origins, *decisions):
         unique.setdefault(json.dumps(planned.instruction), planned)
     return tuple(unique.values())
+
+
+def control_of(planned: PlannedExperiment) -> PlannedExperiment:
+    """Return the control of an experiment: the ranks wait for each other in the same way, and change nothing."""
+    return replace(planned, env=(), instruction={**planned.instruction, "control": True})
 
 
 def _is_normal_difference(candidate: Candidate, explanation: Explanation) -> bool:
@@ -62,7 +72,7 @@ def _is_normal_difference(candidate: Candidate, explanation: Explanation) -> boo
     Equal data would remove every difference, and so prove nothing. Data are containers and tensors. A draw is for the
     data if a value that the ranks should have reduced is computed from it.
     """
-    if candidate.kind is OriginKind.LEAK:
+    if candidate.kind is OriginKind.LEAK or _lengths(candidate)[1]:
         return False
     candidates, division = explanation.candidates, explanation.division
     shown = [*candidate.values, *(division.values if division else ())]
@@ -76,6 +86,37 @@ def _is_normal_difference(candidate: Candidate, explanation: Explanation) -> boo
         other.kind is OriginKind.MISSING_REDUCTION and (other.place.file, other.place.line) in later
         for other in candidates
     )
+
+
+def _lengths(candidate: Candidate) -> tuple[str, dict[int, int]]:
+    """Return the name and the lengths of a candidate's sequence, by rank, or no lengths if they are all the same."""
+    name = candidate.name.removeprefix("len(").removesuffix(")")
+    pairs = [pair for value in candidate.values if value.name == name for pair in value.values]
+    lengths = {rank: length for rank, text in pairs if (length := _length(text)) is not None}
+    return name, lengths if len(lengths) == len(pairs) and len({*lengths.values()}) > 1 else {}
+
+
+def _length(text: str) -> int | None:
+    """Return the number of items of a sequence or tensor from its recorded text, or None for any other value."""
+    if match := _SIZE.match(text):
+        return int(match[1])
+    try:
+        value = ast.literal_eval(text)
+    except (ValueError, SyntaxError, RecursionError, MemoryError):
+        return None
+    return len(value) if isinstance(value, (list, tuple)) else None
+
+
+def _begins_length(candidate: Candidate) -> bool:
+    """Return whether the statement gets only numbers and lengths that are the same on all ranks."""
+    name, _ = _lengths(candidate)
+    for value in candidate.values:
+        texts = {text for _, text in value.values}
+        sizes = {length for text in texts if (length := _length(text)) is not None}
+        is_number = len(texts) > 1 and all(map(_is_scalar, texts)) and not _is_rank_number(value, path_of(value.name))
+        if value.name not in (name, candidate.name) and (is_number or len(sizes) > 1):
+            return False
+    return True
 
 
 def _is_scalar(text: str) -> bool:
@@ -100,10 +141,30 @@ def _without_downstream_proof(
         for other in tested
         for place, _ in other.chain[1:]
     )
+    if planned.origin is not None:
+        return planned
+    if planned.kind is ExperimentKind.EQUAL_LENGTH:
+        return replace(planned, proves_origin=not is_downstream and _begins_length(candidate))
+    if planned.kind is ExperimentKind.SET_VALUE and planned.instruction["after"] is True:
+        loads = [
+            other for other in candidates if other.kind is OriginKind.RESTORED_STATE and _hands_on(other, candidate)
+        ]
+        if loads:
+            return replace(planned, origin=replace(candidate, kind=OriginKind.RESTORED_STATE, is_provable=True))
     is_effect = planned.kind is ExperimentKind.SET_VALUE and (is_downstream or _has_other_inputs(candidate))
     if is_effect or not candidate.is_provable:
         return replace(planned, proves_origin=False)
     return planned
+
+
+def _hands_on(load: Candidate, candidate: Candidate) -> bool:
+    """Return whether a function that every rank called returns its rank's state to the statement of a candidate."""
+    follows = any(_is_same(place, candidate.place) for place, _ in load.chain[1:])
+    return follows and not load.name and any(len(value.values) > 1 for value in load.values)
+
+
+def _is_same(place: Place, other: Place) -> bool:
+    return (place.file, place.line) == (other.file, other.line)
 
 
 def _has_other_inputs(candidate: Candidate) -> bool:
@@ -119,9 +180,16 @@ def _has_other_inputs(candidate: Candidate) -> bool:
 
 
 def _for_candidate(
-    index: int, candidate: Candidate, division: Division | None, sources: Mapping[str, str]
+    index: int,
+    candidate: Candidate,
+    division: Division | None,
+    sources: Mapping[str, str],
+    handler: Candidate | None = None,
 ) -> Iterator[PlannedExperiment]:
-    """Yield the experiments that test whether a candidate is the origin."""
+    """Yield the experiments that test whether a candidate is the origin.
+
+    `handler` is the `except` clause in which only some ranks went on, if there is one.
+    """
     statement = statement_at(candidate.place, sources)
     values = [value for value in candidate.values if value.name == candidate.name]
     reference, ranks = _reference(values, _involved_ranks(candidate, division))
@@ -131,6 +199,28 @@ def _for_candidate(
     path, generator = path_of(candidate.name), candidate.name.startswith(_GENERATOR)
     if path and statement is not None and not _uses(statement, str(path[0][1])):
         path = ()  # the name that another function has for the value
+    involved = _involved_ranks(candidate, division)
+    if lengths := _lengths(candidate)[1]:
+        name = _lengths(candidate)[0]
+        is_after = statement is not None and not isinstance(statement.node, LOOPS) and statement.assigns(name)
+        shortest = min(lengths, key=lambda rank: (lengths[rank], rank))
+        others = tuple(rank for rank in involved if rank != shortest)
+        if path_of(name) and is_after:
+            force = partial(plan, ExperimentKind.EQUAL_LENGTH, name=name, is_after=is_after)
+            yield force(reference=shortest, ranks=others)
+        return
+    if handler is not None and candidate.kind is OriginKind.EXCEPTION and (guard := _guard(statement)) is not None:
+        place = replace(candidate.place, line=guard.lineno, text=None)
+        others = tuple(rank for rank in involved if rank not in handler.ranks)
+        if others:
+            force = partial(_planned, index, place, ExperimentKind.FORCE_BRANCH, is_of_decision=True)
+            yield force(reference=others[0], ranks=handler.ranks, origin=handler)
+    if _decides_by_tensors(candidate, statement) and (division is None or _is_same(division.place, candidate.place)):
+        force = partial(plan, ExperimentKind.FORCE_BRANCH, occurrence=candidate.occurrence)
+        known = replace(candidate, kind=OriginKind.MISSING_REDUCTION, is_provable=True)
+        sides = [rank for rank in involved if rank not in candidate.ranks][:1] + list(candidate.ranks[:1])
+        for rank in sides:
+            yield force(reference=rank, ranks=tuple(one for one in involved if one != rank), origin=known)
     if candidate.kind is OriginKind.LEAK:
         if path or generator:
             yield undo(name=candidate.name)
@@ -152,6 +242,51 @@ def _for_candidate(
         yield force(occurrence=candidate.occurrence)
 
 
+def _handler(division: Division, sources: Mapping[str, str]) -> Candidate | None:
+    """Return the `except` clause in which some ranks went on from a division, unless a number made them differ.
+
+    Without a number that differs, the exception came from the rank's own data, and no rank knows of it but this one.
+    """
+    statement = statement_at(division.place, sources)
+    handlers = {
+        handler.lineno
+        for parent in (statement.parents if statement is not None else ())
+        if isinstance(parent, ast.Try)
+        for handler in parent.handlers
+    }
+    has_number = any(
+        len(texts := {text for _, text in value.values}) > 1 and all(map(_is_scalar, texts))
+        for value in division.values
+        if len(value.values) == sum(len(ranks) for ranks, _ in division.ways)
+    )
+    for ranks, place in division.ways if not has_number else ():
+        if place is not None and place.line in handlers and len(division.ways) > 1:
+            return Candidate(place=place, kind=OriginKind.EXCEPTION, ranks=ranks, is_provable=True)
+    return None
+
+
+def _guard(statement: Statement | None) -> ast.If | None:
+    """Return the `if` whose body raises an exception, or None if the statement is anything else."""
+    branch = statement.parents[-1] if statement is not None and statement.parents else None
+    return branch if isinstance(branch, ast.If) and statement and isinstance(statement.node, ast.Raise) else None
+
+
+def _decides_by_tensors(candidate: Candidate, statement: Statement | None) -> bool:
+    """Return whether an `if` decides by the content of this rank's tensors alone, without a function of the program."""
+    if statement is None or not isinstance(statement.node, ast.If):
+        return False
+    differ = {value.name: value.values for value in candidate.values if len({text for _, text in value.values}) > 1}
+    names = {node.id for node in ast.walk(statement.node.test) if isinstance(node, ast.Name)}
+    calls = [node.func for node in ast.walk(statement.node.test) if isinstance(node, ast.Call)]
+    is_plain = all(
+        ast.unparse(call).startswith("torch.")
+        or (isinstance(call, ast.Attribute) and ast.unparse(call.value) in differ)
+        for call in calls
+    )
+    texts = [text for values in differ.values() for _, text in values]
+    return bool(differ) and is_plain and {*differ} <= names and all(_TENSOR.match(text) for text in texts)
+
+
 def _callers(caller: Place, sources: Mapping[str, str]) -> list[Place]:
     """Return the statement that makes an extra call, and the others in the same branch, which may make more of them."""
     statement = statement_at(caller, sources)
@@ -163,7 +298,9 @@ def _callers(caller: Place, sources: Mapping[str, str]) -> list[Place]:
     return [replace(caller, line=line) for line in sorted(lines)]
 
 
-def _for_decision(division: Division, sources: Mapping[str, str]) -> Iterator[PlannedExperiment]:
+def _for_decision(
+    division: Division, sources: Mapping[str, str], handler: Candidate | None = None
+) -> Iterator[PlannedExperiment]:
     """Yield the experiments that make all ranks decide alike: by equal values, or by the same next statement."""
     statement = statement_at(division.place, sources)
     ranks = tuple(sorted({rank for ranks, _ in division.ways for rank in ranks}))
@@ -178,16 +315,18 @@ def _for_decision(division: Division, sources: Mapping[str, str]) -> Iterator[Pl
                 ExperimentKind.SET_VALUE, name=value.name, reference=reference, ranks=others, is_temporary=is_temporary
             )
             break
-    way = _way_to_force(division, statement)
+    way = _way_to_force(division, statement, handler)
     if way:
         others = tuple(rank for rank in ranks if rank != min(way))
-        yield plan(ExperimentKind.FORCE_BRANCH, reference=min(way), ranks=others, occurrence=division.occurrence)
+        force = partial(plan, ExperimentKind.FORCE_BRANCH, occurrence=division.occurrence)
+        yield force(reference=min(way), ranks=others, origin=handler, proves_origin=handler is not None)
 
 
 _INSTRUCTIONS = {
     ExperimentKind.UNDO_LEAK: "undo",
     ExperimentKind.FIX_HASH_SEED: "hash_seed",
     ExperimentKind.SHARE_GENERATOR: "generator",
+    ExperimentKind.EQUAL_LENGTH: "length",
     ExperimentKind.SET_VALUE: "scalar",
     ExperimentKind.FORCE_BRANCH: "branch",
 }
@@ -207,6 +346,7 @@ def _planned(
     callers: Sequence[Place] = (),
     proves_origin: bool = True,
     is_of_decision: bool = False,
+    origin: Candidate | None = None,
 ) -> PlannedExperiment:
     """Return an experiment with the instruction that the ranks get.
 
@@ -234,16 +374,18 @@ def _planned(
         occurrence=occurrence,
         proves_origin=proves_origin,
         is_of_decision=is_of_decision,
+        origin=origin,
         instruction=instruction,
     )
 
 
-def _way_to_force(division: Division, statement: Statement | None) -> tuple[int, ...]:
+def _way_to_force(division: Division, statement: Statement | None, handler: Candidate | None = None) -> tuple[int, ...]:
     """Return the ranks of the way that all ranks can take, or () if there is none.
 
-    Python can leave the body of a `for` loop, but cannot enter it or continue it.
+    Python can leave the body of a `for` loop, but cannot enter it or continue it. It cannot enter a `handler` either.
     """
     ways = [(ranks, place) for ranks, place in division.ways if place is not None and ranks]
+    ways = [way for way in ways if handler is None or way[0] != handler.ranks]
     if len(division.ways) < 2 or not ways:
         return ()
     if statement is not None:

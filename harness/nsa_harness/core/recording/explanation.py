@@ -80,6 +80,7 @@ class ExperimentKind(StrEnum):
     UNDO_LEAK = "undo_leak"  # restore the value, or the state of the generators, that only the extra call changed
     FIX_HASH_SEED = "fix_hash_seed"  # set PYTHONHASHSEED, so that sets have the same order on all ranks
     SHARE_GENERATOR = "share_generator"  # give all ranks the generator state of one rank
+    EQUAL_LENGTH = "equal_length"  # cut a sequence of all ranks to the length that it has on one rank
     SET_VALUE = "set_value"  # give all ranks the value of one rank
     FORCE_BRANCH = "force_branch"  # let all ranks go the way of one rank; at the division, this proves no origin
 
@@ -95,6 +96,7 @@ class PlannedExperiment:
     occurrence: int = 1  # the first execution of the statement at which the change is made
     is_of_decision: bool = False  # the change is made at the division, and belongs to no candidate
     proves_origin: bool = True  # False: success proves only the decision, and not where the difference comes from
+    origin: Candidate | None = None  # the candidate that a success proves, if it is not `candidate`
     # The value of "experiment" in _NSA_HARNESS_RECORD, for the interventions in the ranks.
     instruction: Mapping[str, object]
     env: tuple[tuple[str, str], ...] = ()  # environment variables of the run, in addition

@@ -68,6 +68,8 @@ class _Writer:
         match kind:
             case ExperimentKind.SET_VALUE if path_of(name):
                 return self._with_equal_value(name, candidate)
+            case ExperimentKind.EQUAL_LENGTH if path_of(name):
+                return self._around(self._combine(f"len({name})", f"{name} = {name}[: min({self.new})]"), name)
             case ExperimentKind.SHARE_GENERATOR:
                 get, put = _GENERATORS.get(name, _GENERATORS["torch"])
                 source = self._share(get, put.format(f"{self.new}[0]"))
@@ -91,9 +93,6 @@ class _Writer:
         return f"{sizes}\n{self._dist}.all_gather_object({self.new}, {get})\n{put}"
 
     def _with_equal_value(self, name: str, candidate: Candidate | None) -> list[str] | None:
-        body = getattr(self.node, "body", None)
-        if body and body[0].lineno == self.node.lineno:
-            return None  # the value may be set or used by the body, in the same line
         values = candidate.values if candidate else ()
         texts = [text for value in values if value.name == name for _, text in value.values]
         kind = candidate.kind if candidate else OriginKind.UNKNOWN
@@ -104,6 +103,13 @@ class _Writer:
             source = self._combine(name, f"{name} = any({self.new})")
         elif kind is OriginKind.MISSING_REDUCTION and texts and all(map(_is_float, texts)):
             source = self._combine(name, f"{name} = sum({self.new}) / len({self.new})")
+        return self._around(source, name)
+
+    def _around(self, source: str, name: str) -> list[str] | None:
+        """Return the file with lines after the statement if it assigns this name, and otherwise before it."""
+        body = getattr(self.node, "body", None)
+        if body and body[0].lineno == self.node.lineno:
+            return None  # the value may be set or used by the body, in the same line
         if not self.statement.assigns(name):
             return self._insert_before(source)
         if body:
