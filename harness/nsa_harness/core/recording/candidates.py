@@ -332,7 +332,9 @@ class Candidates:
         places: dict[Place, Step] = {}
         for step in steps:
             if not step.is_update and not self._only_returns(step, pair):
-                places.setdefault(self._place_of(step, pair), step)
+                place = self._place_of(step, pair)
+                if place not in places or (step.is_leak and not places[place].is_leak):
+                    places[place] = step
         found, steps = steps, tuple(places.values())
         kinds = {step: self._kind(step, pair) for step in steps}
         names = {step: step.name for step in steps}
@@ -340,13 +342,14 @@ class Candidates:
             if kinds[step] is OriginKind.UNKNOWN and (name := self._own_data(step, pair)) is not None:
                 kinds[step], names[step] = OriginKind.MISSING_REDUCTION, name
         leaks = [step for step in steps if step.is_leak]
+        leaks.sort(key=lambda step: (not self._is_own_leak(step, pair), not self._is_changed(step, pair)))
         drifts = [step for step in steps if step.is_origin and kinds[step] is OriginKind.RANDOM]
         nearest = [step for step in steps if kinds[step] not in _BORING and not step.is_object]
         origins = [step for step in nearest if step.is_origin]
         choices = [s for s in steps if s.is_parting and isinstance(self._statement_of(s, pair), ast.If | ast.Try)]
         own = [step for step in steps if kinds[step] in _BORING and not step.is_object]
         for clue, made in (
-            (Clue.LEAK, [step for step in leaks[:1] if step.distance < 2 or step.name.startswith("generator:")]),
+            (Clue.LEAK, [step for step in leaks[:1] if step.distance < 2 or self._is_own_leak(step, pair)]),
             (Clue.SOURCE, [step for step in steps if kinds[step] in _SOURCES][:1]),
             (Clue.NEAREST, nearest[:1]),
             (Clue.NEAR, (*nearest[1:4], *choices[:1])),
@@ -369,6 +372,13 @@ class Candidates:
             for number, change in changes_of_files(readers, self.traces, self.statements):
                 rank = self.traces[number].rank
                 yield Clue.FILE_CHANGED, self._candidate(number, change, OriginKind.OTHER_RANKS_FILE, (rank,))
+
+    def _is_own_leak(self, step: Step, pair: Pair) -> bool:
+        return step.is_leak and self._is_provable(step, OriginKind.LEAK, pair)
+
+    def _is_changed(self, step: Step, pair: Pair) -> bool:
+        side, execution = step.execution
+        return any(name == step.name for name, _ in self.traces[pair[side]].executions[execution].writes)
 
     def _own_data(self, step: Step, pair: Pair) -> str | None:
         """Return the number by which a statement decides or that it returns, "" if tensors decide, or None."""
@@ -544,7 +554,8 @@ class Candidates:
                 kinds = {step: self._kind(step, pair) for step in steps}
                 found = [step for step in steps if kinds[step] not in _BORING]
                 sources = [step for step in found if kinds[step] in _SOURCES]
-                for clue, made in (Clue.SOURCE, sources[:1]), (Clue.NEAR, found[:2]):
+                leaks = [step for step in found if self._is_own_leak(step, pair)]
+                for clue, made in (Clue.SOURCE, sources[:1]), (Clue.LEAK, leaks[:1]), (Clue.NEAR, found[:2]):
                     yield from ((clue, self._of_step(step, kinds[step], pair, (trace.rank,))) for step in made)
 
     def _new_ways(self) -> Iterator[Named]:

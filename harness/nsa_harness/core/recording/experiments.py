@@ -25,6 +25,7 @@ from nsa_harness.core.report import Place
 MAX_OF_ORIGIN = 4  # experiments that test an origin
 _SIZE = re.compile(r"(?:\w+ \[)?(\d+)(?: items\b|[,\]])")  # at the begin of a container's or a tensor's text
 _TENSOR = re.compile(r"\w+ \[")
+_LEAVES = (ast.Return, ast.Continue, ast.Break, ast.Raise)
 _GENERATOR = "generator:"  # prefix of the name of a candidate whose value is the state of a random generator
 # Parts of the names of functions that draw from a random generator.
 _DRAWING = re.compile(
@@ -288,12 +289,21 @@ def _decides_by_tensors(candidate: Candidate, statement: Statement | None) -> bo
 
 
 def _callers(caller: Place, sources: Mapping[str, str]) -> list[Place]:
-    """Return the statement that makes an extra call, and the others in the same branch, which may make more of them."""
+    """Return the statement that makes an extra call, and the others in the same branch, which may make more of them.
+
+    Behind an `if` that leaves the block, the rest of the block is a branch.
+    """
     statement = statement_at(caller, sources)
     branch = statement.parents[-1] if statement is not None and statement.parents else None
-    if statement is None or not isinstance(branch, ast.If):
+    if statement is None or branch is None:
         return [caller]
-    body = branch.body if statement.node in branch.body else branch.orelse
+    blocks = [getattr(branch, name, []) for name in ("body", "orelse")]
+    body: list[ast.stmt] = next((block for block in blocks if statement.node in block), [statement.node])
+    if not isinstance(branch, ast.If):
+        index = body.index(statement.node)
+        before = body[index - 1] if index else None
+        is_rest = isinstance(before, ast.If) and isinstance(before.body[-1], _LEAVES)
+        body = body[index:] if is_rest else [statement.node]
     lines = {node.lineno for top in body for node in ast.walk(top) if isinstance(node, ast.stmt)}
     return [replace(caller, line=line) for line in sorted(lines)]
 

@@ -33,7 +33,7 @@ _BY_TEXT = (
         r"get_rank\(|get_node_local_rank|gethostname|current_device|[\"'](?:LOCAL_|GROUP_)?RANK[\"']|getpid\(",
     ),
     (OriginKind.ENVIRONMENT, r"\benviron\b|getenv\("),
-    (OriginKind.HASH_ORDER, r"\bset\(|frozenset\(|\bhash\("),
+    (OriginKind.HASH_ORDER, r"\bset\(|frozenset\(|\bhash\(|\{[^{}:]*\sfor\s"),
     (OriginKind.LENGTH, r"\blen\("),
 )
 _PATTERNS = tuple((kind, re.compile(pattern)) for kind, pattern in _BY_TEXT)
