@@ -151,7 +151,7 @@ def test_the_answer_leads_from_the_origin_to_the_effect(
     out = capsys.readouterr().out
     assert out.index("effects  the program does everything again") < out.index("  1  recorded    HANG")
     told = " ".join(out.split())
-    assert "at most 7 runs, to record it, then to test the answer by experiments; the failed run took 5.0 s" in told
+    assert "at most 8 runs, to record it, then to test the answer by experiments; the failed run took 5.0 s" in told
     assert "train.py:52 takes `self.bad` from this rank's own data, and no collective makes it equal" in told
     assert "(step 33), `self.bad` is 3 on rank 2 and 1 on ranks 0, 1. Line 61, `self.bad >= self.patience`" in told
     assert "do Reduce `self.bad` over the ranks" in told

@@ -122,6 +122,13 @@ def test_all_calls_in_the_branch_of_the_extra_call_are_undone() -> None:
     leak = candidate(8, OriginKind.LEAK, "items", "1 items", caller=at(2))
     (found,) = plan_experiments(explanation(leak), {FILE: text})
     assert told(found, "callers") == [[[FILE, 2], [FILE, 3], [FILE, 4]]]
+    text = (
+        "def add(n):\n    items.append(n)\ndef log(x):\n    if rank:\n        {}\n    x = 1\n    add(x)\n    add(x)\n"
+    )
+    for leaves, line, lines in ("return", 6, [6, 7, 8]), ("return", 7, [7]), ("pass", 6, [6]):
+        caller = replace(leak, place=at(2), caller=at(line))
+        (found,) = plan_experiments(explanation(caller), {FILE: text.format(leaves)})
+        assert told(found, "callers") == [[[FILE, one] for one in lines]]
 
 
 def test_a_definition_is_changed_after_it_and_a_use_before_it() -> None:
@@ -420,7 +427,8 @@ def test_a_handler_of_an_exception_of_one_rank_is_the_origin_unless_a_number_dif
     found = own(raised, parts_at=division(IN_TRY, ways=ways, shown=[values("x", *TENSORS)]))
     assert kinds(found) == [f"force_branch {GUARD}", f"force_branch {IN_TRY}"]
     assert [told(one, "reference", "ranks") for one in found] == [[1, [0]], [1, [0]]]
-    assert {one.proves_origin and one.origin and one.origin.place.line for one in found} == {HANDLER}
+    assert [one.origin and one.origin.place.line for one in found] == [HANDLER, None]
+    assert [one.proves_origin for one in found] == [True, False], "without the exception, or only past its handler"
     found = own(raised, parts_at=division(IN_TRY, ways=ways, shown=[values("mine", "3", "4")]))
     assert {(one.origin, one.proves_origin) for one in found} == {(None, False)}
     assert [one.origin for one in own(raised, parts_at=division(IN_TRY, ways=ways[:1]))] == []

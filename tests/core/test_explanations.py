@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from nsa_harness.core.recording.explain import explain
 from nsa_harness.core.recording.explanation import Candidate, Explanation, OriginKind
+from nsa_harness.core.recording.origin import kind_of_text
 from nsa_harness.core.recording.recording import Activation, Communication, Execution, RankRecording
 from tests.core.recorded import FILE, Thing, at, call, main, op, recorded
 
@@ -304,6 +305,33 @@ def test_a_message_with_another_tag_leads_to_where_the_tags_came_from() -> None:
         """
     found = explained(source, exchanging(0), exchanging(1))
     assert candidate_at(found, 21).name == "c.n"
+
+
+def test_a_counter_that_every_rank_advances_leaks_where_one_rank_alone_advances_it() -> None:
+    def counting(rank: int) -> RankRecording:
+        def count(n: int) -> Activation:
+            add = at(21, reads={"c": Thing(7), "c.n": n}, writes={"c.n": n + 1})
+            return call("count", add, at(22, reads={"c": Thing(7), "c.n": n + 1}), first_line=20, returned=n + 1)
+
+        extra = [at(3, count(0))] if rank == 0 else []
+        tag = len(extra) + 1
+        decide = at(4, count(tag - 1), writes={"tag": tag}), at(5, reads={"tag": tag})
+        wait = at(6, op(returned=False)) if rank == 0 else at(8, op("barrier", returned=False))
+        return recorded(rank, main(at(1, writes={"rank": rank}), at(2, reads={"rank": rank}), *extra, *decide, wait))
+
+    source = "rank = get_rank()\nif rank == 0:\n    count()\ntag = count()\nif tag > 1:\n    all_reduce()\n"
+    source += "else:\n    barrier()\n" + 12 * "\n" + "c.n += 1\nreturn c.n\n"
+    found = explained(source, counting(0), counting(1))
+    leak = candidate_at(found, 21)
+    assert (leak.kind, leak.name, leak.is_provable) == (OriginKind.LEAK, "c.n", True)
+    assert leak.caller is not None
+    assert leak.caller.line == 3
+
+
+def test_the_order_of_a_set_that_is_written_as_such_is_hash_order() -> None:
+    for text in ("x = list({f(u) for u in corpus})", "x = list(set(corpus))"):
+        assert kind_of_text(text) is OriginKind.HASH_ORDER
+    assert kind_of_text("x = list({u: f(u) for u in corpus})") is OriginKind.UNKNOWN
 
 
 def test_a_message_that_was_left_out_leads_to_the_loop_that_should_have_sent_it() -> None:

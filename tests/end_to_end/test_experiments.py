@@ -102,6 +102,37 @@ FLAKY = """
         if step > limit:
             dist.broadcast(x, 0)
 """
+SHARDED = """
+    items = list(range(61))[rank::2]
+    for item in items:
+        dist.all_reduce(x)
+"""
+# The number of items comes from a file of each rank, so the list is an effect.
+COUNTED = """
+    import pathlib
+    pathlib.Path(f"count{rank}").write_text(str(30 + rank))
+    count = int(pathlib.Path(f"count{rank}").read_text())
+    items = list(range(count))
+    for item in items:
+        dist.all_reduce(x)
+"""
+CHECK = """
+def checked(sample):
+    if sample.isnan().any():
+        raise ValueError("nan")
+    return sample
+"""
+HANDLED = """
+    data = torch.zeros(40, 4)
+    if rank == 1:
+        data[12] = float("nan")
+    for step in range(40):
+        try:
+            sample = checked(data[step])
+        except ValueError:
+            continue
+        dist.all_reduce(x)
+"""
 DATABASE = """
     import sqlite3
     sqlite3.connect("shared.db").close()
@@ -136,6 +167,28 @@ def test_a_value_of_one_rank_is_given_to_all(workspace):
     _, answer = why(workspace, MEASURED)
     assert answer["result"] in ("certain", "decision")
     assert experiments(answer)[-1][0] == "set_value"
+
+
+@pytest.mark.slow
+def test_a_sequence_that_is_longer_on_one_rank_is_cut(workspace):
+    ran, answer = why(workspace, SHARDED)
+    assert (answer["result"], experiments(answer)) == ("certain", [("equal_length", "origin")]), said(ran)
+    assert answer["explanation"]["candidates"][answer["origin"]]["name"] == "items"
+    assert "items = items[: min(shared)]" in workspace.harness("why", "--patch", str(ran.run_dir)).out
+
+
+@pytest.mark.slow
+def test_a_sequence_that_is_longer_because_of_a_number_is_no_proven_origin(workspace):
+    ran, answer = why(workspace, COUNTED)
+    assert answer["result"] != "certain" or experiments(answer)[-1][0] == "set_value", said(ran)
+
+
+@pytest.mark.slow
+def test_a_handler_of_one_rank_is_the_origin_if_the_ranks_go_on_without_the_exception(workspace):
+    ran, answer = why(workspace, HANDLED, CHECK)
+    assert (answer["result"], experiments(answer)) == ("certain", [("force_branch", "origin")]), said(ran)
+    origin = answer["explanation"]["candidates"][answer["origin"]]
+    assert "except ValueError" in origin["place"]["text"], said(ran)
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ from nsa_harness.core.experiment.trial import FAILED_STATUSES, failure_signature
 from nsa_harness.core.recording.explanation import Candidate, Explanation, OriginKind
 from nsa_harness.core.report import Outcome, Place, Ranks, Status
 
-MAX_EXPERIMENTS = 4
+MAX_EXPERIMENTS = 5
 MAX_OTHER_CANDIDATES = 2  # candidates that are shown besides the one that counts as the origin
 
 

@@ -554,8 +554,7 @@ class Candidates:
                 kinds = {step: self._kind(step, pair) for step in steps}
                 found = [step for step in steps if kinds[step] not in _BORING]
                 sources = [step for step in found if kinds[step] in _SOURCES]
-                leaks = [step for step in found if self._is_own_leak(step, pair)]
-                for clue, made in (Clue.SOURCE, sources[:1]), (Clue.LEAK, leaks[:1]), (Clue.NEAR, found[:2]):
+                for clue, made in (Clue.SOURCE, sources[:1]), (Clue.NEAR, found[:2]):
                     yield from ((clue, self._of_step(step, kinds[step], pair, (trace.rank,))) for step in made)
 
     def _new_ways(self) -> Iterator[Named]:

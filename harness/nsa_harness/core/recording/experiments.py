@@ -328,8 +328,7 @@ def _for_decision(
     way = _way_to_force(division, statement, handler)
     if way:
         others = tuple(rank for rank in ranks if rank != min(way))
-        force = partial(plan, ExperimentKind.FORCE_BRANCH, occurrence=division.occurrence)
-        yield force(reference=min(way), ranks=others, origin=handler, proves_origin=handler is not None)
+        yield plan(ExperimentKind.FORCE_BRANCH, reference=min(way), ranks=others, occurrence=division.occurrence)
 
 
 _INSTRUCTIONS = {
