@@ -412,12 +412,17 @@ class _Inquiry:
         self.experiment.show(partial(shown.run_lines, self.report))
 
     def _add_origin(self, origin: Candidate) -> None:
-        """Add the candidate that the latest experiment proved to the explanation."""
+        """Add the candidate that the latest experiment proved to the explanation, or replace the one at its line."""
         *before, proved = self.report.runs
         if (explanation := self.report.explanation) is not None:
-            runs = (*before, replace(proved, candidate=len(explanation.candidates)))
-            explanation = replace(explanation, candidates=(*explanation.candidates, origin))
-            self.report = replace(self.report, explanation=explanation, runs=runs)
+            places = [candidate.place for candidate in explanation.candidates]
+            index = places.index(origin.place) if origin.place in places else len(places)
+            candidates = (*explanation.candidates[:index], origin, *explanation.candidates[index + 1 :])
+            self.report = replace(
+                self.report,
+                explanation=replace(explanation, candidates=candidates),
+                runs=(*before, replace(proved, candidate=index)),
+            )
 
     def _attempt(self, outcome: Outcome) -> AttemptDir:
         return self.experiment.session.run.attempt(outcome.spec.scenario, outcome.attempt)

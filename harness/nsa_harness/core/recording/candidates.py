@@ -332,9 +332,7 @@ class Candidates:
         places: dict[Place, Step] = {}
         for step in steps:
             if not step.is_update and not self._only_returns(step, pair):
-                place = self._place_of(step, pair)
-                if place not in places or (step.is_leak and not places[place].is_leak):
-                    places[place] = step
+                places.setdefault(self._place_of(step, pair), step)
         found, steps = steps, tuple(places.values())
         kinds = {step: self._kind(step, pair) for step in steps}
         names = {step: step.name for step in steps}
@@ -343,13 +341,14 @@ class Candidates:
                 kinds[step], names[step] = OriginKind.MISSING_REDUCTION, name
         leaks = [step for step in steps if step.is_leak]
         leaks.sort(key=lambda step: (not self._is_own_leak(step, pair), not self._is_changed(step, pair)))
+        near_leaks = [step for step in leaks[:1] if step.distance < 2 or self._is_own_leak(step, pair)]
         drifts = [step for step in steps if step.is_origin and kinds[step] is OriginKind.RANDOM]
         nearest = [step for step in steps if kinds[step] not in _BORING and not step.is_object]
         origins = [step for step in nearest if step.is_origin]
         choices = [s for s in steps if s.is_parting and isinstance(self._statement_of(s, pair), ast.If | ast.Try)]
         own = [step for step in steps if kinds[step] in _BORING and not step.is_object]
         for clue, made in (
-            (Clue.LEAK, [step for step in leaks[:1] if step.distance < 2 or self._is_own_leak(step, pair)]),
+            (Clue.LEAK, near_leaks),
             (Clue.SOURCE, [step for step in steps if kinds[step] in _SOURCES][:1]),
             (Clue.NEAREST, nearest[:1]),
             (Clue.NEAR, (*nearest[1:4], *choices[:1])),
