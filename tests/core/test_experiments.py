@@ -413,12 +413,52 @@ def test_a_sequence_is_cut_to_the_shortest_one_where_its_length_begins_to_differ
     assert (found.kind, found.proves_origin) == (ExperimentKind.EQUAL_LENGTH, True)
     assert told(found, "kind", "reference", "ranks", "after") == ["length", 1, [0, 2], True]
     for more in (values("x", "1.5", "2.5", "2.5"), values("x", "4 items crc 1", "5 items crc 1")):
-        (found,) = planned(replace(one, values=(*one.values, more)))
-        assert not found.proves_origin
+        assert planned(replace(one, values=(*one.values, more))) == []
     (found,) = planned(replace(one, values=(*one.values, values("rank", "0", "1", "2"))))
     assert found.proves_origin
     assert planned(candidate(HALVE, OriginKind.LENGTH, "loss", "3 items", "4 items")) == [], "it is only used here"
     assert planned(candidate(LOSS, OriginKind.UNKNOWN, "loss", *TENSORS)) == [], "data of the same length"
+
+
+LOOP_OVER_SHARD = "def train(data, rank):\n    mine = data[rank::2]\n    for x in mine:\n        use(x)\n"
+
+
+def shard(rank: int, *, line: int = 2, **reads: str) -> RankRecording:
+    """A rank that assigns its part of the data twice, first with the same length on every rank."""
+    before = {"data": "61 items crc 1", "rank": str(rank)} | reads
+    executions = [
+        Execution(
+            line, number, tuple((name, Value("", text)) for name, text in before.items()),
+            (("mine", Value("list", f"{30 + number * rank} items crc {rank}")),),
+        )
+        for number in range(2)
+    ]  # fmt: skip
+    loop = Execution(3, 2)
+    train = Activation(FILE, "train", 1, executions=[*executions, loop])
+    other = Activation(FILE, "other", 9, executions=[Execution(9, 3, (), (("mine", Value("int", "1")),))])
+    return RankRecording(rank, 2, (3, 11), [ThreadRecording("MainThread", [train, other])])
+
+
+def test_the_statement_that_made_the_list_of_a_loop_is_the_origin_if_its_length_begins_there() -> None:
+    ways = ((0,), at(5)), ((1,), at(4))
+    lengths = values("mine", "30 items crc 0", "31 items crc 1")
+    where = explanation(parts_at=division(3, ways=ways, shown=[lengths]))
+
+    def first(*recordings: RankRecording) -> PlannedExperiment:
+        return plan_experiments(where, {FILE: LOOP_OVER_SHARD}, recordings)[0]
+
+    found = first(shard(0), shard(1))
+    assert (found.kind, found.place.line, found.name) == (ExperimentKind.EQUAL_LENGTH, 2, "mine")
+    assert told(found, "reference", "ranks", "after") == [0, [1], True]
+    assert found.proves_origin
+    assert found.origin is not None
+    assert (found.origin.kind, found.origin.ranks) == (OriginKind.LENGTH, (1,))
+    for others in (
+        [shard(0, count="5"), shard(1, count="6")],
+        [shard(0), shard(1, line=1)],
+        [shard(0)],
+    ):
+        assert first(*others).kind is ExperimentKind.FORCE_BRANCH
 
 
 def test_a_handler_of_an_exception_of_one_rank_is_the_origin_unless_a_number_differs() -> None:

@@ -453,7 +453,7 @@ class _Inquiry:
         self.recordings, _ = load_recordings(attempt, self.question.spec.ranks)
         if report.experiments and not report.is_flaky:
             sources = program_texts(attempt, self.recordings)
-            self.planned = plan_experiments(explanation, sources)[:MAX_EXPERIMENTS]
+            self.planned = plan_experiments(explanation, sources, self.recordings)[:MAX_EXPERIMENTS]
             of = f"{report.first.run_id} {report.first.attempt}"
             self.configs += [
                 _with_recording(self.question.spec, of, values=report.values, experiment=planned)

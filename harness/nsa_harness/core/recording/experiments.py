@@ -19,6 +19,7 @@ from nsa_harness.core.recording.explanation import (
     PlannedExperiment,
     RankValues,
 )
+from nsa_harness.core.recording.recording import Execution, RankRecording, executions_of
 from nsa_harness.core.recording.source_statements import LOOPS, Path, Statement, called_names, path_of, statement_at
 from nsa_harness.core.report import Place
 
@@ -33,11 +34,13 @@ _DRAWING = re.compile(
 )
 
 
-def plan_experiments(explanation: Explanation, sources: Mapping[str, str]) -> tuple[PlannedExperiment, ...]:
+def plan_experiments(
+    explanation: Explanation, sources: Mapping[str, str], recordings: Sequence[RankRecording] = ()
+) -> tuple[PlannedExperiment, ...]:
     """Return the experiments that are worth a run, in the order in which to make them.
 
-    `sources` has the text of each source file by absolute path. Experiments that test an origin come before those that
-    only test the decision.
+    `sources` has the text of each source file by absolute path, and `recordings` are those that were explained.
+    Experiments that test an origin come before those that only test the decision.
     """
     division, order = explanation.division, list(ExperimentKind)
     handler = _handler(division, sources) if division is not None else None
@@ -49,10 +52,14 @@ def plan_experiments(explanation: Explanation, sources: Mapping[str, str]) -> tu
         for planned in _for_candidate(index, candidate, division, sources, handler)
     ]
     origins = [_without_downstream_proof(planned, origins, explanation.candidates) for planned in origins]
+    if division is not None and (made := _made_for_loop(division, sources, recordings)) is not None:
+        origins += [
+            replace(planned, is_of_decision=True, origin=made) for planned in _for_candidate(0, made, division, sources)
+        ]
     # A difference by chance from which no recorded value leads to the failure has no chain, and is tested last.
     chains = [candidate.chain for candidate in explanation.candidates]
     origins.sort(
-        key=lambda one: (not one.proves_origin, not (chains[one.candidate] or one.origin), order.index(one.kind))
+        key=lambda one: (not one.proves_origin, not (one.origin or chains[one.candidate]), order.index(one.kind))
     )
     origins = origins[:MAX_OF_ORIGIN]
     decisions = [] if division is None or division.place.file is None else _for_decision(division, sources, handler)
@@ -95,6 +102,47 @@ def _lengths(candidate: Candidate) -> tuple[str, dict[int, int]]:
     pairs = [pair for value in candidate.values if value.name == name for pair in value.values]
     lengths = {rank: length for rank, text in pairs if (length := _length(text)) is not None}
     return name, lengths if len(lengths) == len(pairs) and len({*lengths.values()}) > 1 else {}
+
+
+def _made_for_loop(
+    division: Division, sources: Mapping[str, str], recordings: Sequence[RankRecording]
+) -> Candidate | None:
+    """Return the statement that made a sequence of different length on the ranks, if a loop over it is the division.
+
+    The other lengths and numbers at this statement are the same on all ranks.
+    """
+    statement = statement_at(division.place, sources)
+    if statement is None or not isinstance(statement.node, ast.For):
+        return None
+    used = {ast.unparse(node) for node in ast.walk(statement.node.iter) if isinstance(node, (ast.Name, ast.Attribute))}
+    for value in division.values:
+        loop = Candidate(place=division.place, kind=OriginKind.LENGTH, ranks=(), name=value.name, values=(value,))
+        if value.name not in used or not _lengths(loop)[1]:
+            continue
+        made = {one.rank: _assignments(one, division.place, value.name) for one in recordings}
+        lines = {execution.line for found in made.values() for execution in found}
+        for executions in zip(*made.values(), strict=False) if len(lines) == 1 else ():
+            texts: dict[str, list[tuple[int, str]]] = {}
+            for rank, execution in zip(made, executions, strict=True):
+                for name, shown in dict((*execution.reads, *execution.writes)).items():
+                    texts.setdefault(name, []).append((rank, shown.text))
+            values = tuple(RankValues(name=name, values=tuple(pairs)) for name, pairs in texts.items())
+            origin = replace(loop, place=replace(division.place, line=min(lines), text=None), values=values)
+            if (lengths := _lengths(origin)[1]) and _begins_length(origin):
+                shortest = min(lengths.values())
+                return replace(origin, ranks=tuple(rank for rank in lengths if lengths[rank] > shortest))
+    return None
+
+
+def _assignments(recording: RankRecording, loop: Place, name: str) -> list[Execution]:
+    """Return the executions that assigned a name: a variable in the functions with this loop, or an attribute."""
+    files = [one for one in executions_of(recording) if one[0].file == loop.file]
+    functions = {activation.function for activation, execution in files if execution.line == loop.line}
+    return [
+        execution
+        for activation, execution in files
+        if ("." in name or activation.function in functions) and any(other == name for other, _ in execution.writes)
+    ]
 
 
 def _length(text: str) -> int | None:
@@ -145,7 +193,7 @@ def _without_downstream_proof(
     if planned.origin is not None:
         return planned
     if planned.kind is ExperimentKind.EQUAL_LENGTH:
-        return replace(planned, proves_origin=not is_downstream and _begins_length(candidate))
+        return replace(planned, proves_origin=not is_downstream)
     if planned.kind is ExperimentKind.SET_VALUE and planned.instruction["after"] is True:
         loads = [
             other for other in candidates if other.kind is OriginKind.RESTORED_STATE and _hands_on(other, candidate)
@@ -206,7 +254,7 @@ def _for_candidate(
         is_after = statement is not None and not isinstance(statement.node, LOOPS) and statement.assigns(name)
         shortest = min(lengths, key=lambda rank: (lengths[rank], rank))
         others = tuple(rank for rank in involved if rank != shortest)
-        if path_of(name) and is_after:
+        if path_of(name) and is_after and _begins_length(candidate):
             force = partial(plan, ExperimentKind.EQUAL_LENGTH, name=name, is_after=is_after)
             yield force(reference=shortest, ranks=others)
         return

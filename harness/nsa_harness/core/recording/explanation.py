@@ -94,7 +94,7 @@ class PlannedExperiment:
     place: Place  # the statement at which the change is made
     name: str = ""  # the variable or attribute that is set; "" if there is none
     occurrence: int = 1  # the first execution of the statement at which the change is made
-    is_of_decision: bool = False  # the change is made at the division, and belongs to no candidate
+    is_of_decision: bool = False  # the change is made at no candidate of the explanation, so it cannot exclude one
     proves_origin: bool = True  # False: success proves only the decision, and not where the difference comes from
     origin: Candidate | None = None  # the candidate that a success proves, if it is not `candidate`
     # The value of "experiment" in _NSA_HARNESS_RECORD, for the interventions in the ranks.

@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import Any
 
 from nsa_harness.core.recording.explanation import ExperimentKind, ExperimentResult, Explanation, PlannedExperiment
-from nsa_harness.core.recording.recording import Activation, Execution, RankRecording
+from nsa_harness.core.recording.recording import RankRecording, executions_of
 from nsa_harness.core.report import Place
 
 ITERATIONS = 10  # that every rank has to get past the point
@@ -147,19 +147,10 @@ def _progress(
 def _count(recording: RankRecording, place: Place | None) -> tuple[int, int]:
     """Return how often the rank executed the statement at `place`, and how many of its communications returned."""
     executions = communications = 0
-    for activation, execution in _executions(recording):
+    for activation, execution in executions_of(recording):
         executions += place is not None and (activation.file, execution.line) == (place.file, place.line)
         communications += sum(call.returned and not call.error for call in execution.communications)
     return executions, communications
-
-
-def _executions(recording: RankRecording) -> Iterator[tuple[Activation, Execution]]:
-    remaining = [activation for thread in recording.threads for activation in thread.activations]
-    while remaining:
-        activation = remaining.pop()
-        for execution in activation.executions:
-            remaining += execution.calls
-            yield activation, execution
 
 
 def _ran_to_its_end(recording: RankRecording) -> bool:

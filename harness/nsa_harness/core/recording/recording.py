@@ -6,6 +6,7 @@ order. An execution holds the activations that it started.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 
@@ -92,3 +93,13 @@ class RankRecording:
     python: tuple[int, int]
     threads: list[ThreadRecording] = field(default_factory=list)  # the main thread is first
     problems: tuple[str, ...] = ()  # parts of the recording that are missing, and why
+
+
+def executions_of(recording: RankRecording) -> Iterator[tuple[Activation, Execution]]:
+    """Yield every execution of a recording with its activation, each activation in the order of time."""
+    remaining = [activation for thread in recording.threads for activation in thread.activations]
+    while remaining:
+        activation = remaining.pop()
+        for execution in activation.executions:
+            remaining += execution.calls
+            yield activation, execution
