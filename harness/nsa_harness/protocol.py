@@ -258,6 +258,9 @@ RECORDING_LIMIT = 64 << 20  # bytes of one file
 # magic, layout, pid, version of Python (major, minor), rank and world_size (-1 unknown), flags
 RECORDING_HEADER = struct.Struct("<8sIIIIiiI")
 RECORDING_HEADER_SIZE = 64
+# number of the DataLoader worker + 1 (0 = the process is a rank, -1 = another process), process id of the parent
+RECORDING_CHILD = struct.Struct("<iI")
+RECORDING_CHILD_AT = 40
 RECORDING_FULL = 1  # flag: the file has reached its limit, or the disk is full
 RECORDING_PROGRESS = struct.Struct("<Q")  # statements executed for the first time, and communications
 RECORDING_PROGRESS_AT = 48

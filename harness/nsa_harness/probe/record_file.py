@@ -30,7 +30,9 @@ class RecordFile:
     the process.
     """
 
-    def __init__(self, path: str, rank: int, world_size: int, limit: int = protocol.RECORDING_LIMIT) -> None:
+    def __init__(
+        self, path: str, rank: int, world_size: int, limit: int = protocol.RECORDING_LIMIT, first_size: int = FIRST_SIZE
+    ) -> None:
         self._path = path
         self._limit = limit
         self._nearly_full = int(FULL_SHARE * limit)
@@ -38,7 +40,7 @@ class RecordFile:
         self._strings: dict[str, int] = {}
         # Old maps stay open. A program may have closed their descriptors, and the numbers may belong to other files.
         self._maps: list[mmap.mmap] = []
-        self._size = min(FIRST_SIZE, limit)
+        self._size = min(first_size, limit)
         self._memory = self._map(os.O_CREAT | os.O_EXCL, self._size)
         self._position = protocol.RECORDING_HEADER_SIZE
         self._progress = 0
@@ -54,6 +56,10 @@ class RecordFile:
             self._memory, 0, protocol.RECORDING_MAGIC, protocol.RECORDING_LAYOUT, os.getpid(), major, minor,
             rank, world_size, self._flags,
         )  # fmt: skip
+
+    def write_worker(self, number: int) -> None:
+        """Write which DataLoader worker this process is, as in RECORDING_CHILD, and its parent."""
+        protocol.RECORDING_CHILD.pack_into(self._memory, protocol.RECORDING_CHILD_AT, number, os.getppid())
 
     def write(self, kind: int, numbers: Sequence[int]) -> None:
         """Append a record of numbers."""

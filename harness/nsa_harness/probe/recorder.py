@@ -21,7 +21,7 @@ from . import values
 from .coverage import is_program
 from .patches import TroubleLog
 from .places import STANDARD_LIBRARY
-from .record_file import RecordFile, thread_name
+from .record_file import FIRST_SIZE, RecordFile, thread_name
 from .recorder_calls import Arguments, operation_of
 from .recorder_statements import SOURCE_LIMIT, Statement, statements_of
 
@@ -29,6 +29,7 @@ PIECE = "recording"
 VALUES_LIMIT = 3000  # executions of a statement whose values are recorded
 EXECUTIONS_LIMIT = 30_000  # executions of a statement that are recorded
 CHECKED_CALLS = 20  # executions of a call after which it is known whether it draws random numbers
+CHILDREN_SHARE = 16  # the recording of a child process is smaller than that of a rank by this factor
 MESSAGE_LIMIT = 300  # characters of the message of an exception
 _NESTED = ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>", "<lambda>")
 _CONTROL_FLOW = (StopIteration, StopAsyncIteration, GeneratorExit)
@@ -136,6 +137,7 @@ class Recorder:
         self._next_number = itertools.count(1).__next__
         self._files: dict[str, SourceFile] = {}
         self._file: RecordFile | None = None
+        self._rank_unknown = False
         self._arguments = Arguments()
         self._codes = 0
         self._lock = threading.Lock()
@@ -180,6 +182,8 @@ class Recorder:
         )
         arguments = self._values(code.arguments, frame) if has_values else []
         parent = stack[-1].order if stack else 0
+        if self._rank_unknown and not stack:
+            file.write_worker(worker_number())
         file.write(protocol.RECORD_ENTER, [activation.number, number, thread.number, parent, *arguments])
         stack.append(activation)
         return activation
@@ -306,7 +310,10 @@ class Recorder:
                     path = os.path.join(self._directory, protocol.RECORDING.format(pid=os.getpid()))
                     rank, world_size = rank_from_environment()
                     self._rank_unknown = rank < 0
-                    self._file = RecordFile(path, rank, world_size, _size_limit(self._directory))
+                    limit, first_size = _size_limit(self._directory), FIRST_SIZE
+                    if self._rank_unknown:  # there can be many child processes
+                        limit, first_size = limit // CHILDREN_SHARE, FIRST_SIZE // CHILDREN_SHARE
+                    self._file = RecordFile(path, rank, world_size, limit, first_size)
                     self._file.string("")
         return self._file
 
@@ -426,6 +433,12 @@ def _size_limit(directory: str) -> int:
     processes = os.environ.get("LOCAL_WORLD_SIZE", "1")
     share = space.f_bavail * space.f_frsize // (4 * max(1, int(processes) if processes.isdecimal() else 1))
     return max(1 << 16, min(protocol.RECORDING_LIMIT, share))
+
+
+def worker_number() -> int:
+    """Return the number of the DataLoader worker that this process is, plus 1, or -1 if it is none."""
+    worker: Any = getattr(sys.modules.get("torch.utils.data._utils.worker"), "_worker_info", None)
+    return -1 if worker is None else worker.id + 1
 
 
 def rank_from_environment() -> tuple[int, int]:

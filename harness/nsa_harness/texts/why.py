@@ -197,7 +197,8 @@ def end_text(members: Sequence[int], place: Place | None, operation: str, namer:
     """Return where some ranks stopped, such as "ranks 0, 1 wait in backward (train.py:87)"."""
     at = f" ({namer(place)})" if place else ""
     if operation:
-        return f"{ranks(members)} {verb_for('waits', members)} in {operation}{at}"
+        preposition = "for" if operation.startswith("its ") else "in"
+        return f"{ranks(members)} {verb_for('waits', members)} {preposition} {operation}{at}"
     if place is None:
         return f"{ranks(members)} {verb_for('has', members)} ended"
     return f"{ranks(members)} {verb_for('stops', members)} at {namer(place)}"

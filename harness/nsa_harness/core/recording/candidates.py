@@ -101,7 +101,8 @@ class Candidates:
         yield from self._new_ways()
 
     def _has_ended(self, trace: Trace) -> bool:
-        return all(trace.activations[activation].ended for _, roots in trace.roots for activation in roots)
+        own = trace.roots[: trace.threads]
+        return all(trace.activations[activation].ended for _, roots in own for activation in roots)
 
     def _first_differences(self) -> Iterator[Named]:
         """Yield the statements that made the first differences in a run that ended.
@@ -145,11 +146,17 @@ class Candidates:
         failed = [
             (number, execution) for number, trace in enumerate(self.traces) for execution in own_exceptions(trace)
         ]
+        in_children = [one for one in failed if self._child_of(*one)]
+        if in_children:  # What its parent raised is the effect.
+            failed = [one for one in failed if one in in_children or one[0] not in dict(in_children)]
         ranks = self._ranks({number for number, _ in failed})
         if failed and self._is_late(*failed[0]):
             yield from ((Clue.STEP_BEFORE, candidate) for _, candidate in self._new_partings())
         for number, execution in failed:
             yield Clue.RAISED, self._candidate(number, execution, OriginKind.EXCEPTION, ranks)
+            if self._child_of(number, execution):
+                yield Clue.CHILD, self._candidate(number, execution, OriginKind.EXCEPTION, ranks)
+                continue
             trace = self.traces[number]
             *_, outermost = execution, *trace.outer(execution)
             if trace.activation_of[outermost] not in trace.roots[0][1]:  # The thread could have handled it.
@@ -161,6 +168,11 @@ class Candidates:
                 pair = (number, others[0])
                 steps = self._slicer(pair).slice((execution, self.alignment.rows[row][others[0]]))
                 yield from self._of_steps(steps, pair, ranks)
+
+    def _child_of(self, number: int, execution: int) -> str:
+        """Return the name of the child process in which the rank executed this, or "" if it was the rank itself."""
+        trace = self.traces[number]
+        return trace.process[trace.activation_of[execution]]
 
     def _is_late(self, number: int, execution: int) -> bool:
         """Return whether the exception reports what the rank did, or left out, in the step before."""
@@ -548,7 +560,10 @@ class Candidates:
             for execution in trace.running():
                 if any(not made.returned and not made.error for made in trace.executions[execution].communications):
                     continue
-                yield Clue.END, self._candidate(number, execution, OriginKind.UNKNOWN, (trace.rank,))
+                if trace.stopped_child() is not None and not self._child_of(number, execution):
+                    continue  # It waits for its child.
+                clue = Clue.CHILD if self._child_of(number, execution) else Clue.END
+                yield clue, self._candidate(number, execution, OriginKind.UNKNOWN, (trace.rank,))
                 steps = self._slicer(pair).behind(execution)
                 kinds = {step: self._kind(step, pair) for step in steps}
                 found = [step for step in steps if kinds[step] not in _BORING]

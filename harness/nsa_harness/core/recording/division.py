@@ -176,6 +176,14 @@ def own_exceptions(trace: Trace) -> list[int]:
     return [found for activation in last if (found := _own_exception(trace, activation)) is not None]
 
 
+def failed_children(trace: Trace) -> list[int]:
+    """Return the executions whose exceptions left the program's code in child processes of a rank that did not end."""
+    activations = trace.roots[0][1] if trace.roots else []
+    if not activations or trace.ending(activations[-1]) is Ending.RETURNED:
+        return []
+    return [execution for execution in own_exceptions(trace) if trace.process[trace.activation_of[execution]]]
+
+
 def _own_exception(trace: Trace, activation: int) -> int | None:
     activations: Sequence[int] = (activation,)
     found = None

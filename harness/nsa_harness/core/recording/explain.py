@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from nsa_harness.core.recording.alignment import align
 from nsa_harness.core.recording.candidates import Candidates, values_of
 from nsa_harness.core.recording.control_flow import ControlFlow
-from nsa_harness.core.recording.division import Divisions, Judged
+from nsa_harness.core.recording.division import Divisions, Judged, failed_children
 from nsa_harness.core.recording.explanation import Division, Explanation
 from nsa_harness.core.recording.recording import RankRecording
 from nsa_harness.core.recording.statements import Statements
@@ -21,7 +21,10 @@ _OPTIMIZER_STEP = re.compile(r"\b\w*(?:opt|optim|optimizer|scaler)\w*\.step\(")
 
 def explain(recordings: Sequence[RankRecording], sources: Mapping[str, str]) -> Explanation:
     """Return where and why the ranks took different ways. `sources` has the text of each source file by its path."""
-    traces = [trace_of(recording) for recording in sorted(recordings, key=lambda recording: recording.rank)]
+    recordings = sorted(recordings, key=lambda recording: recording.rank)
+    traces = [trace_of(recording, with_children=True) for recording in recordings]
+    if not any(trace.stopped_child() or failed_children(trace) for trace in traces):
+        traces = [trace_of(recording) for recording in recordings]
     statements = Statements(sources)
     notes = _notes(recordings, traces)
     if len(traces) < 2:
@@ -94,6 +97,9 @@ def _ends(traces: Sequence[Trace]) -> tuple[tuple[tuple[int, ...], Place | None,
     """Return the ranks that stopped at the same place in the same operation, for each such place."""
     found: defaultdict[tuple[Place | None, str], list[int]] = defaultdict(list)
     for trace in traces:
+        if (child := trace.stopped_child()) is not None:
+            found[trace.place(child[1]), f"its {child[0]}"].append(trace.rank)
+            continue
         execution = trace.last
         if execution < 0:
             found[None, ""].append(trace.rank)

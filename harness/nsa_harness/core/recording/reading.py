@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from sys import byteorder
 
@@ -53,6 +54,38 @@ def read_header(data: bytes) -> tuple[int, int, int, int, int]:
         raise NotARecordingError(f"layout {layout}")
     major, minor, rank, world_size, flags = rest
     return major, minor, rank, world_size, flags
+
+
+def read_child(data: bytes) -> tuple[int, int]:
+    """Return the number of the DataLoader worker and the process id of its parent, as in RECORDING_CHILD.
+
+    Raise NotARecordingError if the header is wrong.
+    """
+    read_header(data)
+    worker, parent = protocol.RECORDING_CHILD.unpack_from(data, protocol.RECORDING_CHILD_AT)
+    return worker, parent
+
+
+def read_children(recordings: Iterable[bytes], rank: int) -> list[ThreadRecording]:
+    """Return the threads in the recordings of a rank's child processes, in the order in which the processes began.
+
+    The name of a thread is the same on each rank: "DataLoader worker 0", "DataLoader worker 0 (2)" for the second
+    process with this number, or "child process".
+    """
+    found = []
+    for data in recordings:
+        threads = [thread for thread in read_recording(data, rank).threads if thread.activations]
+        orders = [one.executions[0].order for thread in threads for one in thread.activations[:1] if one.executions]
+        found.append((min(orders, default=0), read_child(data)[0], threads))
+    counts: Counter[int] = Counter()
+    result = []
+    for _, worker, threads in sorted(found, key=lambda one: one[0]):
+        counts[worker] += 1
+        name = f"DataLoader worker {worker - 1}" if worker > 0 else "child process"
+        name = f"{name} ({counts[worker]})" if counts[worker] > 1 else name
+        for thread in threads:
+            result.append(replace(thread, name=name if thread.name == "MainThread" else f"{name}, {thread.name}"))
+    return result
 
 
 def records(data: bytes) -> Iterator[tuple[int, int, bytes]]:

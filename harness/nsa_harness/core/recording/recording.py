@@ -92,6 +92,8 @@ class RankRecording:
     world_size: int
     python: tuple[int, int]
     threads: list[ThreadRecording] = field(default_factory=list)  # the main thread is first
+    # The threads of child processes, such as "DataLoader worker 0", in the order in which the processes began.
+    children: list[ThreadRecording] = field(default_factory=list)
     problems: tuple[str, ...] = ()  # parts of the recording that are missing, and why
 
 

@@ -425,6 +425,8 @@ class Definitions:
         uses = self._uses.get(identity, [])
         index = bisect_left(uses, self._order(before), key=self._order)
         for execution in reversed(uses[max(0, index - _MAX_EVENTS) : index]):
+            if not self.trace.is_visible(execution, before):
+                continue
             if (value := self.content(execution, identity, is_write=True)) is not None:
                 yield execution, value, True
                 return
@@ -449,7 +451,9 @@ class Definitions:
         order = self.trace.executions[execution].order
         for index in range(bisect_left(definitions, order, key=self._order) - 1, -1, -1):
             definition = definitions[index]
-            if not definition <= execution < self.trace.end_of(definition):
+            if not definition <= execution < self.trace.end_of(definition) and self.trace.is_visible(
+                definition, execution
+            ):
                 return definition
         return None
 

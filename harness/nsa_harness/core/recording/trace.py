@@ -43,6 +43,9 @@ class Trace:
     communications: list[Communication] = field(default_factory=list)
     owners: list[int] = field(default_factory=list)  # by communication: the execution that made it, ascending
     roots: list[tuple[str, list[int]]] = field(default_factory=list)  # by thread: its outermost activations
+    threads: int = 0  # roots of the rank's own process; the others are those of its child processes
+    process: list[str] = field(default_factory=list)  # by activation: the root of a child process, otherwise ""
+    forks: dict[str, int] = field(default_factory=dict)  # by root of a child process: the order of its beginning
 
     def range_of(self, activation: int, start: int, stop: int) -> tuple[int, int]:
         """Return the range of executions that positions `start` to `stop` of the activation and their calls cover."""
@@ -113,6 +116,21 @@ class Trace:
             if activations and not self.activations[activations[-1]].ended and (last := self._last(activations)) >= 0:
                 yield last
 
+    def stopped_child(self) -> tuple[str, int] | None:
+        """Return the child process for which the rank waited when the recording ended, and the execution it was in."""
+        last = self.last
+        if last < 0 or any(not made.returned and not made.error for made in self.own_communications(last)):
+            return None
+        if self.activations[self.activation_of[last]].ended:
+            return None
+        running = ((self.process[self.activation_of[execution]], execution) for execution in self.running())
+        return next((found for found in running if found[0]), None)
+
+    def is_visible(self, definition: int, execution: int) -> bool:
+        """Return whether both are in the same process, or the definition is older than the fork of the other one."""
+        process, own = (self.process[self.activation_of[number]] for number in (definition, execution))
+        return process == own or (not process and self.order(definition) < self.forks[own])
+
     def _last(self, activations: Sequence[int]) -> int:
         execution = -1
         while activations:
@@ -139,14 +157,18 @@ def function_of(activation: Activation) -> Function:
     return activation.file, activation.function, activation.first_line
 
 
-def trace_of(recording: RankRecording) -> Trace:
+def trace_of(recording: RankRecording, *, with_children: bool = False) -> Trace:
     """Return the executions of the recording, numbered in depth-first order. Takes time linear in their number."""
-    trace = Trace(rank=recording.rank)
+    trace = Trace(rank=recording.rank, threads=len(recording.threads))
     counts: defaultdict[tuple[str, int], int] = defaultdict(int)
-    for thread in recording.threads:
+    for index, thread in enumerate((*recording.threads, *(recording.children if with_children else ()))):
         trace.roots.append((thread.name, []))
         for activation in thread.activations:
             trace.roots[-1][1].append(_add(trace, activation, counts))
+        process = thread.name if index >= trace.threads else ""
+        trace.process += [process] * (len(trace.activations) - len(trace.process))
+        if process and thread.activations and thread.activations[0].executions:
+            trace.forks[process] = thread.activations[0].executions[0].order
     return trace
 
 

@@ -56,7 +56,8 @@ def program_texts(attempt: AttemptDir, recordings: Iterable[RankRecording]) -> d
 
 
 def _files(recording: RankRecording) -> Iterator[str]:
-    waiting: list[Activation] = [activation for thread in recording.threads for activation in thread.activations]
+    threads = (*recording.threads, *recording.children)
+    waiting: list[Activation] = [activation for thread in threads for activation in thread.activations]
     while waiting:
         activation = waiting.pop()
         yield activation.file

@@ -10,11 +10,19 @@ import gzip
 import re
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from nsa_harness import protocol
 from nsa_harness.core.recording.judgement import ExperimentEvent, read_events
-from nsa_harness.core.recording.reading import NotARecordingError, numbers_of, read_recording, records
+from nsa_harness.core.recording.reading import (
+    NotARecordingError,
+    numbers_of,
+    read_child,
+    read_children,
+    read_recording,
+    records,
+)
 from nsa_harness.core.recording.recording import RankRecording
 from nsa_harness.core.report import Trouble
 from nsa_harness.core.secret_names import required_of
@@ -22,6 +30,8 @@ from nsa_harness.supervisor.storage.redaction import Redaction
 from nsa_harness.supervisor.storage.rundir import AttemptDir
 
 RECORDING_FILE = "recording.gz"
+CHILD_FILE = "recording-{pid}.gz"  # of a child process of the rank, such as a DataLoader worker
+_MOST_CHILDREN = 32  # recordings of child processes that are kept for each rank, the latest
 EXPERIMENT_FILE = "experiment.jsonl"
 _MOST_BYTES = protocol.RECORDING_LIMIT + (1 << 20)
 _CHUNK_STRINGS = 2000
@@ -30,19 +40,27 @@ _LAST_NAME = re.compile(r"\w+(?=\W*$)")
 
 
 def store_recordings(attempt: AttemptDir, pids: Mapping[int, int | None]) -> tuple[Trouble, ...]:
-    """Store the recording of each rank in its directory, with secrets removed. Return one note per failure.
+    """Store the recordings of each rank and of its children in its directory, with secrets removed.
+
+    Return one note per failure.
 
     `pids` has the process of each rank, or None. The original files, which contain secrets, are removed.
     """
     sources = {path.stem: path for path in attempt.directory.list_files(attempt.probe_files, "*.record")}
     notes = []
+    parents = dict(
+        _parents(attempt, {pid: path for pid, path in sources.items() if pid not in map(str, pids.values())})
+    )
     for rank, pid in pids.items():
         source = sources.get(str(pid))
-        if source is not None:
+        wanted = {RECORDING_FILE: source} if source is not None else {}
+        own = (pid for pid, parent in parents.items() if parent == pids[rank])
+        wanted |= {CHILD_FILE.format(pid=child): sources[child] for child in sorted(own, key=int)[-_MOST_CHILDREN:]}
+        for name, path in wanted.items():
             try:
-                data = redacted(attempt.directory.read_whole_file(source, _MOST_BYTES), attempt.redaction)
+                data = redacted(attempt.directory.read_whole_file(path, _MOST_BYTES), attempt.redaction)
                 attempt.directory.make_directory(attempt.rank(rank))
-                _write(attempt, attempt.rank(rank) / RECORDING_FILE, data)
+                _write(attempt, attempt.rank(rank) / name, data)
             except (OSError, ValueError) as error:
                 notes.append(Trouble(what="recording", why=f"it could not be stored: {error}", rank=rank))
     for source in sources.values():
@@ -53,9 +71,16 @@ def store_recordings(attempt: AttemptDir, pids: Mapping[int, int | None]) -> tup
     return tuple(notes)
 
 
+def _parents(attempt: AttemptDir, sources: Mapping[str, Path]) -> Iterator[tuple[str, int]]:
+    """Yield the process of each recording that can be read, with the process that started it."""
+    for pid, path in sources.items():
+        with suppress(OSError, NotARecordingError), attempt.directory.open_file(path) as file:
+            yield pid, read_child(file.read(protocol.RECORDING_HEADER_SIZE))[1]
+
+
 def redact_recordings(attempt: AttemptDir) -> Iterator[Trouble]:
     """Remove secrets that were found later from the stored recordings. Yield one note per failure."""
-    for path in attempt.directory.list_files(attempt.path, f"rank*/{RECORDING_FILE}"):
+    for path in attempt.directory.list_files(attempt.path, "rank*/recording*.gz"):
         try:
             data = _read(attempt, path)
             clean = redacted(data, attempt.redaction)
@@ -71,6 +96,8 @@ def load_recordings(attempt: AttemptDir, ranks: int) -> tuple[list[RankRecording
     for rank in range(ranks):
         try:
             recording = read_recording(_read(attempt, attempt.rank(rank) / RECORDING_FILE), rank)
+            children = attempt.directory.list_files(attempt.rank(rank), CHILD_FILE.format(pid="*"))
+            recording.children = read_children([_read(attempt, path) for path in children], rank)
         except FileNotFoundError:
             notes.append(Trouble(what="recording", why="there is none", rank=rank))
         except (OSError, ValueError) as error:
