@@ -14,8 +14,8 @@ from nsa_harness.core.recording.alignment import Alignment, Parting, Row
 from nsa_harness.core.recording.clues import Clue, likelihood
 from nsa_harness.core.recording.communications import Shared, left_out
 from nsa_harness.core.recording.division import Judged, is_consequence, own_exceptions
-from nsa_harness.core.recording.explanation import Candidate, OriginKind, RankValues
-from nsa_harness.core.recording.origin import changes_of_files, is_number, kind_of, kind_of_text
+from nsa_harness.core.recording.explanation import Candidate, OriginKind, RankValues, SilentDifference
+from nsa_harness.core.recording.origin import changes_of_files, early_collections, is_number, kind_of, kind_of_text
 from nsa_harness.core.recording.recording import Value
 from nsa_harness.core.recording.slicing import Pair, Slicer, Step, differs, extra_draws, first_differences
 from nsa_harness.core.recording.statements import Statements
@@ -47,6 +47,7 @@ class Candidates:
     alignment: Alignment
     divisions: Sequence[Judged]
     statements: Statements
+    silent: SilentDifference | None = None
     _slicers: dict[Pair, Slicer] = field(default_factory=dict)
 
     @property
@@ -80,6 +81,7 @@ class Candidates:
     def _clues(self) -> Iterator[Named]:
         failed = any(map(own_exceptions, self.traces))
         if not self.divisions and not failed and all(self._has_ended(trace) for trace in self.traces):
+            yield from self._early_collections()
             yield from self._first_differences()
             return
         yield from self._exceptions()
@@ -103,6 +105,18 @@ class Candidates:
     def _has_ended(self, trace: Trace) -> bool:
         own = trace.roots[: trace.threads]
         return all(trace.activations[activation].ended for _, roots in own for activation in roots)
+
+    def _early_collections(self) -> Iterator[Named]:
+        """Yield where parameters that differ were made after the others had been collected to be made equal."""
+        if self.silent is None:
+            return
+        trace, is_copy = self.traces[0], self.silent.kind == "copy"
+        name = next(iter(self.silent.names), "")
+        for early, late in early_collections(trace, self.statements, self.silent.names, is_copy=is_copy):
+            kind = OriginKind.EARLY_COPY if is_copy else OriginKind.STALE_PARAMETERS
+            for execution, other in ((early, late), (late, early)) if is_copy else ((late, early), (early, late)):
+                found = self._candidate(0, execution, kind, (), name=name, caller=trace.place(other))
+                yield Clue.STALE, replace(found, values=())
 
     def _first_differences(self) -> Iterator[Named]:
         """Yield the statements that made the first differences in a run that ended.

@@ -17,6 +17,7 @@ class Clue(Enum):
     """
 
     CHILD = "a child process for which its rank waited, such as a DataLoader worker, stopped or raised here", 3, 5
+    STALE = "parameters that differ were made here, or others were collected before, to make them equal", 5, 8
     THREAD = "an exception that nothing handled ended a thread which began here", 9, 9
     HANDLER = "an exception that only one rank raised here, or stopped handling here, made the ranks part", 12, 16
     STEP_BEFORE = "ranks parted here before an exception that reports what the step before left out", 6, 8

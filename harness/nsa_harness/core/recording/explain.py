@@ -10,7 +10,7 @@ from nsa_harness.core.recording.alignment import align
 from nsa_harness.core.recording.candidates import Candidates, values_of
 from nsa_harness.core.recording.control_flow import ControlFlow
 from nsa_harness.core.recording.division import Divisions, Judged, failed_children
-from nsa_harness.core.recording.explanation import Division, Explanation
+from nsa_harness.core.recording.explanation import Division, Explanation, SilentDifference
 from nsa_harness.core.recording.recording import RankRecording
 from nsa_harness.core.recording.statements import Statements
 from nsa_harness.core.recording.trace import Trace, trace_of
@@ -19,8 +19,13 @@ from nsa_harness.core.report import Place
 _OPTIMIZER_STEP = re.compile(r"\b\w*(?:opt|optim|optimizer|scaler)\w*\.step\(")
 
 
-def explain(recordings: Sequence[RankRecording], sources: Mapping[str, str]) -> Explanation:
-    """Return where and why the ranks took different ways. `sources` has the text of each source file by its path."""
+def explain(
+    recordings: Sequence[RankRecording], sources: Mapping[str, str], silent: SilentDifference | None = None
+) -> Explanation:
+    """Return where and why the ranks took different ways.
+
+    `sources` has the text of each source file by its path. `silent`: what differs although the run passed.
+    """
     recordings = sorted(recordings, key=lambda recording: recording.rank)
     traces = [trace_of(recording, with_children=True) for recording in recordings]
     if not any(trace.stopped_child() or failed_children(trace) for trace in traces):
@@ -31,7 +36,7 @@ def explain(recordings: Sequence[RankRecording], sources: Mapping[str, str]) -> 
         return Explanation(candidates=(), division=None, ends=_ends(traces), notes=(*notes, "one_rank"))
     alignment = align(traces, ControlFlow(traces))
     divisions = Divisions(alignment).judge()
-    candidates = Candidates(alignment, divisions, statements).ranked()
+    candidates = Candidates(alignment, divisions, statements, silent).ranked()
     if not divisions:
         notes = (*notes, "no_difference")
     return Explanation(

@@ -24,6 +24,8 @@ class OriginKind(StrEnum):
     PEER_VALUE = "peer_value"  # a value received from another rank
     OTHER_RANKS_FILE = "other_ranks_file"  # a file that another rank wrote or removed
     RESTORED_STATE = "restored_state"  # state loaded from a checkpoint
+    STALE_PARAMETERS = "stale_parameters"  # parameters made after those of the model were collected to make them equal
+    EARLY_COPY = "early_copy"  # a copy of a model, made before the weights were made equal
     EXCEPTION = "exception"  # an exception that only some ranks raised
     CALL = "call"  # a call that only some ranks make
     UNKNOWN = "unknown"
@@ -72,6 +74,14 @@ class Explanation:
     division: Division | None
     ends: tuple[tuple[tuple[int, ...], Place | None, str], ...]  # ranks, where they stopped, and the operation there
     notes: tuple[str, ...] = ()  # codes of what limits the answer: "truncated", "no_difference", "one_rank"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SilentDifference:
+    """Replicas of a model that differ between the ranks of a run that passed, as a finding of the run says."""
+
+    kind: str  # how the ranks at fault were found, or the kind of the replica: `identified_by` of the finding
+    names: tuple[str, ...] = ()  # parameters that differ
 
 
 class ExperimentKind(StrEnum):
