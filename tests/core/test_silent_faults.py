@@ -351,6 +351,37 @@ def test_a_buffer_that_several_changes_kept_equal_and_that_then_differs_to_the_e
     assert "Quantizer, a copy of the model, changed alike on ranks 0, 1, and has differed since" in one.claim
 
 
+def both(copies: HealthSamples, model: HealthSamples) -> HealthSamples:
+    """Samples of a model in DDP, and of a copy of it with the same parameters."""
+    (original,) = model.replicas
+    (copied,) = copies.replicas
+    return replace(copies, replicas=(replace(original, number=1, names=copied.names), copied))
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs", "models", "is_found"),
+    [
+        ("abcdefgh", "ijklmnop", ("abbcd", "abbcd"), True),
+        ("abcdefgh", "ijklmnop", ("abbcd", "abbcx"), False),
+        ("aaaaaaaa", "iiiiiiii", ("abbcd", "abbcd"), False),
+        ("abcdefgh", "ijcdmnop", ("abbcd", "abbcd"), False),
+    ],
+    ids=["never equal", "the model differs too", "does not change", "was equal once"],
+)
+def test_a_copy_that_was_never_equal_although_its_model_always_was(
+    mine: str, theirs: str, models: tuple[str, str], is_found: bool
+) -> None:
+    copies = [companion(*(f"{code}aaaa" for code in codes), kind="copy") for codes in (mine, theirs)]
+    copies[1] = replace(copies[1], replicas=(replace(copies[1].replicas[0], blocks=(OTHER, SAME)),))
+    ranks = [rank(number, both(copies[number], replica(*models[number]))) for number in (0, 1)]
+    divergence = found(of_replicas.replica_divergence, *ranks)
+    assert (divergence is not None and divergence.facts["identified_by"] == "unequal copy") is is_found
+    if is_found:
+        assert "Quantizer, a copy of the model, was never equal on ranks 0, 1, although the model in DDP" in (
+            divergence.claim
+        )
+
+
 @pytest.mark.parametrize(
     "other",
     [

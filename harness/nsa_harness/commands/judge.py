@@ -20,6 +20,7 @@ from nsa_harness.core.diagnosis.profile import PROFILE_FILE
 from nsa_harness.core.evidence.evidence import Evidence
 from nsa_harness.core.experiment.diagnostic_rerun import is_experiment, is_recorded
 from nsa_harness.core.experiment.trial import FAILED_STATUSES
+from nsa_harness.core.experiment.why import silent_difference, silent_finding
 from nsa_harness.core.outcome.outcome import outcome_of, skipped_outcome, unjudged_outcome
 from nsa_harness.core.outcome.reproduction import reproduction
 from nsa_harness.core.outcome.values import shown_values
@@ -129,7 +130,7 @@ def judge_attempt(
         trouble=(*outcome.trouble, *unread, *attempt.directory.take_notes(), *unwritten),
     )
     unwritten = store_recordings(attempt, {rank.rank: rank.pid for rank in evidence.ranks})
-    if is_recorded(spec) and outcome.verdict.status is not Status.PASS:
+    if is_recorded(spec) and (outcome.verdict.status is not Status.PASS or silent_finding(outcome) is not None):
         outcome = _with_origin(attempt, spec, outcome, launched_here=read_budget is None)
     outcome = attempt.redaction.value(outcome)
     unwritten += redact_files(attempt)
@@ -144,7 +145,9 @@ def _with_origin(attempt: AttemptDir, spec: RunSpec, outcome: Outcome, *, launch
     from nsa_harness.supervisor.storage.explanations import explained
     from nsa_harness.texts.why import finding_of
 
-    explanation, trouble = explained(attempt, spec.ranks, launched_here=launched_here)
+    explanation, trouble = explained(
+        attempt, spec.ranks, launched_here=launched_here, silent=silent_difference(outcome)
+    )
     trouble = (*outcome.trouble, *trouble)
     if explanation is None or is_experiment(spec) or outcome.verdict.status not in FAILED_STATUSES:
         return replace(outcome, trouble=trouble)

@@ -22,7 +22,7 @@ from nsa_harness.commands.verify import failed_attempts
 from nsa_harness.core.evidence.evidence import Evidence
 from nsa_harness.core.evidence.host import Process
 from nsa_harness.core.experiment.diagnostic_rerun import recording_change
-from nsa_harness.core.experiment.trial import Trial, make_trial
+from nsa_harness.core.experiment.trial import FAILED_STATUSES, Trial, make_trial
 from nsa_harness.core.experiment.why import (
     HAS_ORIGIN,
     MAX_EXPERIMENTS,
@@ -38,6 +38,7 @@ from nsa_harness.core.experiment.why import (
     needs_recorded_run,
     result_of,
     run_result,
+    silent_finding,
     with_decision,
 )
 from nsa_harness.core.plan import RunSpec
@@ -192,7 +193,9 @@ def _question(request: WhyRequest) -> _Question:
     with refuse_if_running(run):
         _refuse_observed(run)
         attempts = [outcome for outcome in judge_attempts(run) if outcome.spec.deepening is None]
-        outcome = failed_attempts(run, path, attempts, "why")[-1]
+        silent = [outcome for outcome in attempts if silent_finding(outcome) is not None]
+        has_failed = any(outcome.verdict.status in FAILED_STATUSES for outcome in attempts)
+        outcome = silent[-1] if silent and not has_failed else failed_attempts(run, path, attempts, "why")[-1]
         spec = load_spec(run.path / outcome.dir / "spec.json", run.directory)
         if spec.ranks < 2:
             raise UsageError(f"why {path}: this program has one rank; `why` compares ranks")
@@ -204,14 +207,14 @@ def _question(request: WhyRequest) -> _Question:
     effects = side_effects(_texts(program), _processes(run.attempt(outcome.spec.scenario, outcome.attempt)))
     wanted = not effects if request.experiments is None else request.experiments
     alike = [one for one in attempts if one.spec.spec_hash == outcome.spec.spec_hash]
-    passed = sum(one.verdict.status is Status.PASS for one in alike)
+    passed = sum(one.verdict.status is Status.PASS and silent_finding(one) is None for one in alike)
     first = _first(run, outcome)
-    makes_experiments = wanted and not (passed or first.stands)
+    makes_experiments = wanted and not (passed or first.stands or first.verdict is Status.PASS)
     max_runs = request.repeat + (MAX_EXPERIMENTS + 1 if makes_experiments else 0)
     notes = []
     if passed:
         notes.append(f"{passed} of {len(alike)} attempts of that run passed, so an experiment would prove nothing")
-    if effects:
+    if effects and first.verdict is not Status.PASS:
         notes.append(texts.effects_note(effects, experiments=wanted, is_asked=request.experiments is not None))
     return _Question(
         outcome=outcome, spec=spec, program=program,
@@ -428,8 +431,8 @@ class _Inquiry:
         return self.experiment.session.run.attempt(outcome.spec.scenario, outcome.attempt)
 
     def _explanation(self, outcome: Outcome) -> Explanation | None:
-        """Return the stored explanation of a run that failed, or None."""
-        if outcome.verdict.status is Status.PASS:
+        """Return the stored explanation of a run that failed, or that passed with a silent fault, or None."""
+        if outcome.verdict.status is Status.PASS and silent_finding(outcome) is None:
             return None
         try:
             return stored_explanation(self._attempt(outcome))

@@ -11,8 +11,8 @@ from enum import StrEnum
 
 from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.experiment.trial import FAILED_STATUSES, failure_signature
-from nsa_harness.core.recording.explanation import Candidate, Explanation, OriginKind
-from nsa_harness.core.report import Outcome, Place, Ranks, Status
+from nsa_harness.core.recording.explanation import Candidate, Explanation, OriginKind, SilentDifference
+from nsa_harness.core.report import Finding, Outcome, Place, Ranks, Status
 
 MAX_EXPERIMENTS = 5
 MAX_OTHER_CANDIDATES = 2  # candidates that are shown besides the one that counts as the origin
@@ -212,6 +212,23 @@ def ranks_part(outcome: Outcome, ranks: int) -> bool:
     return outcome.verdict.status is Status.HANG or outcome.divergence is not None or not is_failure_of_all
 
 
+def silent_difference(outcome: Outcome) -> SilentDifference | None:
+    """Return what differs between the replicas of a model although the run passed, or None if nothing is known to."""
+    finding = silent_finding(outcome)
+    if finding is None:
+        return None
+    names = finding.facts.get("first_parts") or finding.facts.get("parts") or ()
+    names = tuple(map(str, names)) if isinstance(names, list | tuple) else ()
+    return SilentDifference(kind=str(finding.facts.get("identified_by", "")), names=names)
+
+
+def silent_finding(outcome: Outcome) -> Finding | None:
+    """Return the finding about replicas that differ in a run that passed, or None."""
+    if outcome.verdict.status is not Status.PASS:
+        return None
+    return next((finding for finding in outcome.findings if finding.code == Cause.REPLICA_DIVERGENCE), None)
+
+
 def fails_alike(first: Outcome, again: Outcome) -> bool:
     """Return whether a recorded run failed as the first run did.
 
@@ -230,6 +247,8 @@ def fails_alike(first: Outcome, again: Outcome) -> bool:
 
 def run_result(first: Outcome, again: Outcome) -> RunResult:
     """Return how a run ended, compared with the first run."""
+    if silent_finding(first) is not None and again.verdict.status is Status.PASS:
+        return RunResult.PASSED if silent_finding(again) is None else RunResult.SAME
     if again.verdict.status is Status.PASS:
         return RunResult.PASSED
     if again.verdict.status not in FAILED_STATUSES:
@@ -287,9 +306,10 @@ def first_answer(outcome: Outcome, run_id: str, path: str, advice: str) -> First
 
     `run_id`, `path`: name and path of its run directory. `advice`: what its own run advised.
     """
-    culprit = outcome.culprit
+    culprit = silent_finding(outcome) or outcome.culprit
+    cause = Cause.REPLICA_DIVERGENCE if isinstance(culprit, Finding) else outcome.verdict.cause
     return FirstAnswer(
-        run_id=run_id, path=path, attempt=outcome.dir, verdict=outcome.verdict.status, cause=outcome.verdict.cause,
+        run_id=run_id, path=path, attempt=outcome.dir, verdict=outcome.verdict.status, cause=cause,
         place=culprit.place if culprit else None, ranks=culprit.ranks if culprit else (), advice=advice,
         stands=line_stands(outcome.verdict.cause),
     )  # fmt: skip

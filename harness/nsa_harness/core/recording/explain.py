@@ -42,7 +42,7 @@ def explain(
     return Explanation(
         candidates=candidates,
         division=_division(divisions[0], traces, statements) if divisions else None,
-        ends=_ends(traces),
+        ends=() if silent else _ends(traces),
         notes=notes,
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,6 +15,7 @@ from nsa_harness.core.recording.trace import Trace
 
 _MAX_STEPS = 600  # definitions that one slice inspects
 _MAX_OBJECTS = 4  # definitions of objects from one to the next
+_MAX_DRAWS = 8  # draws in different states that are traced back for each generator
 _MAX_EVENTS = 300  # uses of one object that are inspected
 _GENERATOR = "generator:"  # prefix of the name under which the state of a random generator is followed
 
@@ -346,12 +347,14 @@ def first_differences(alignment: Alignment, pair: Pair) -> Iterator[Step]:
 def extra_draws(alignment: Alignment, pair: Pair) -> Iterator[Step]:
     """Yield for each random generator the draw of only one rank after which both drew from it in different states."""
     seen: set[str] = set()
+    tried: Counter[str] = Counter()
     slicer = Slicer(alignment, pair)
     first, second = (alignment.traces[number].executions for number in pair)
     for ours, theirs in sorted((row[pair[0]], row[pair[1]]) for row in alignment.rows if {*pair} <= row.keys()):
         others = {name: before for name, before, _ in second[theirs].draws}
         for name, before, _ in first[ours].draws:
-            if name not in seen and others.get(name, before) != before:
+            if name not in seen and tried[name] < _MAX_DRAWS and others.get(name, before) != before:
+                tried[name] += 1
                 extra = [
                     step for step in slicer.slice((ours, theirs)) if step.is_leak and step.name.endswith(f":{name}")
                 ]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from nsa_harness.core.experiment.why import SUCCESSES, Proof, RunResult, WhyReport, WhyResult
 from nsa_harness.core.recording.explanation import Candidate
+from nsa_harness.core.report import Status
 from nsa_harness.render.experiments.live import ExperimentScreen
 from nsa_harness.render.terminal.layout import beside_or_below, command, labelled, paragraph, table
 from nsa_harness.render.text import escape, escaped
@@ -68,7 +69,8 @@ def _runs_text(report: WhyReport, usual_s: float | None) -> str:
     purpose = "to record it"
     purpose += ", then to test the answer by experiments" if report.experiments and report.max_runs > 1 else ""
     budget = "" if report.budget_s is None else f"; no new run starts after {words.seconds(report.budget_s)}"
-    each = "" if usual_s is None else f"; the failed run took {words.seconds(usual_s)}"
+    which = "first" if report.first.verdict is Status.PASS else "failed"
+    each = "" if usual_s is None else f"; the {which} run took {words.seconds(usual_s)}"
     return f"at most {words.plural(report.max_runs, 'run')}, {purpose}{budget}{each}"
 
 
@@ -80,6 +82,8 @@ def run_lines(report: WhyReport, width: int) -> Iterator[str]:
     row = f"{len(report.runs):>3}  {what:<10}  {verdict:<5} {words.seconds(run.wall_s):>7}"
     refused = f", because the change could not be made ({run.reason})" if run.reason else ""
     shown = f"{run.change}: {_PROOFS[run.proof]}{refused}" if run.experiment else _RECORDED[run.result]
+    if report.first.verdict is Status.PASS and run.result is RunResult.SAME:
+        shown = "the same difference"
     yield from beside_or_below(row, f"   {shown}{'' if run.experiment or not rest else f' ({rest})'}", width, " " * 5)
 
 
@@ -176,7 +180,8 @@ def not_answered_texts(report: WhyReport) -> Iterator[str]:
                 " that should end it, not in a value that differs between the ranks."
             )
         case WhyResult.NOT_EXPLAINED:
-            yield f"The ranks failed as in the first run ({first.cause or first.verdict.value}{at})."
+            verb = "differed" if first.verdict is Status.PASS else "failed"
+            yield f"The ranks {verb} as in the first run ({first.cause or first.verdict.value}{at})."
             yield "No recorded statement or value before the failure explains it; the answer of the first run remains."
         case WhyResult.PASSED:
             yield "The failure depends on timing or chance, or recording has changed the timing that it needs."

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from nsa_harness.core.recording.explain import explain
-from nsa_harness.core.recording.explanation import Explanation
+from nsa_harness.core.recording.explanation import Explanation, SilentDifference
 from nsa_harness.core.recording.recording import Activation, RankRecording
 from nsa_harness.core.report import Place, Trouble
 from nsa_harness.supervisor.storage.adapters import type_adapter
@@ -21,12 +21,13 @@ _MAX_BYTES = 16 << 20
 
 
 def explained(
-    attempt: AttemptDir, ranks: int, *, launched_here: bool
+    attempt: AttemptDir, ranks: int, *, launched_here: bool, silent: SilentDifference | None = None
 ) -> tuple[Explanation | None, tuple[Trouble, ...]]:
     """Return why the ranks of a recorded attempt took different ways, and what went wrong in finding out.
 
     A stored result is reused. Otherwise the recordings are analysed and the result is stored, if this process launched
     the attempt (`launched_here`). For any other attempt, the author of the recordings could have chosen the file names.
+    `silent`: what differs although the attempt passed.
     """
     try:
         if attempt.directory.exists(attempt.explanation):
@@ -34,7 +35,9 @@ def explained(
         recordings, trouble = load_recordings(attempt, ranks) if launched_here else ((), ())
         if not recordings:
             return None, trouble
-        explanation = with_source_lines(explain(recordings, sources := program_texts(attempt, recordings)), sources)
+        explanation = with_source_lines(
+            explain(recordings, sources := program_texts(attempt, recordings), silent), sources
+        )
         explanation = attempt.redaction.value(explanation)
         attempt.directory.write(attempt.explanation, type_adapter(Explanation).dump_json(explanation).decode())
     except Exception as error:  # the verdict does not depend on the explanation

@@ -23,11 +23,13 @@ def _divergences(context: DiagnosisContext) -> tuple[list[ReplicaDivergence]] | 
     status_files = [rank.status_file for rank in context.evidence.ranks if rank.status_file]
     # Experts that each rank trains for itself receive their inputs through all_to_all.
     has_experts = any(call.op.startswith("all_to_all") for one in status_files for call in one.calls)
+    models = list(complete_replicas(samples_by_rank(context, lambda samples: samples.replicas)))
     divergences = [
         match
-        for replicas in complete_replicas(samples_by_rank(context, lambda samples: samples.replicas))
+        for replicas in models
         if not (has_experts and _first_replica(replicas).kind in _UNREDUCED)
-        and (match := first_divergence(replicas) or _uneven_steps(replicas, health)) is not None
+        and (match := first_divergence(replicas) or _uneven_steps(replicas, health) or _unequal_copy(replicas, models))
+        is not None
     ]
     return (divergences,) if divergences else None
 
@@ -260,6 +262,42 @@ def _companion_divergence(
         in_ddp=False,
         type=first.type,
     )
+
+
+def _unequal_copy(copies: Mapping[int, Replica], models: Iterable[Mapping[int, Replica]]) -> ReplicaDivergence | None:
+    """Return the difference between copies of a model that were never equal, although the model in DDP always was.
+
+    The copies must change on every rank, as a moving average of the model does. A copy that does not change may differ
+    on purpose.
+    """
+    first, samples = _first_replica(copies), [replica.samples for replica in copies.values()]
+    originals = [model for model in models if not _first_replica(model).kind and {*model} == {*copies}]
+    if first.kind != "copy" or len({replica.names for replica in copies.values()}) > 1:
+        return None
+    if not any(_is_always_equal(model) and _first_replica(model).names == first.names for model in originals):
+        return None
+    moments = {tuple((sample.at, sample.round) for sample in one) for one in samples}
+    differ = all(len({sample.checksum for sample in at}) > 1 for at in zip(*samples, strict=False))
+    changes = min(len({sample.checksum for sample in one}) for one in samples)
+    names, difference = _last_difference(copies)
+    if len(moments) > 1 or not differ or changes < MIN_GRADIENT_SAMPLES or difference < MATERIAL:
+        return None
+    return ReplicaDivergence(
+        ranks=tuple(sorted(copies)),
+        identified_by="unequal copy",
+        at=samples[0][0].at,
+        round=samples[0][0].round,
+        names=names,
+        difference=difference,
+        in_ddp=False,
+        type=first.type,
+    )
+
+
+def _is_always_equal(replicas: Mapping[int, Replica]) -> bool:
+    """Return whether a model in DDP had the same values on all ranks in every sample."""
+    samples = {tuple((one.at, one.round, one.checksum) for one in replica.samples) for replica in replicas.values()}
+    return len(samples) == 1 and len(replicas) > 1 and all(replica.in_ddp for replica in replicas.values())
 
 
 def _differing(samples_by_rank: _Samples, moment: _Moment) -> set[int]:
