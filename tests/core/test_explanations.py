@@ -10,9 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nsa_harness.core.recording.explain import explain
-from nsa_harness.core.recording.explanation import Candidate, Explanation, OriginKind
-from nsa_harness.core.recording.origin import kind_of_text
-from nsa_harness.core.recording.recording import Activation, Communication, Execution, RankRecording
+from nsa_harness.core.recording.explanation import Candidate, Explanation, OriginKind, SilentDifference
+from nsa_harness.core.recording.recording import (
+    Activation,
+    Communication,
+    Execution,
+    RankRecording,
+    ThreadRecording,
+)
+from nsa_harness.core.recording.trace import trace_of
 from tests.core.recorded import FILE, Thing, at, call, main, op, recorded
 
 
@@ -458,6 +464,175 @@ def test_one_recording_has_no_division() -> None:
 COLLECTIVES = ["all_reduce", "backward", "barrier"]
 SCALARS = st.sampled_from([0, 1, 2.5, "a", Thing(7), Thing(8, "list", "[1]"), Thing(8, "list", "[2]")])
 NAMES = st.dictionaries(st.sampled_from(["x", "self", "self.n", "d['k']", "len(x)"]), SCALARS, max_size=2)
+
+
+LOADING = """\
+for batch in loader:
+    loss(batch).backward()
+
+
+def draw(gen):
+    while True:
+        crop = gen.crop()
+        if crop.sum() > least:
+            return crop
+"""
+
+
+def loading(rank: int, *, waits: bool, spins: bool, raises: str = "") -> RankRecording:
+    """A rank whose loader has one worker, which draws again and again on rank 1, or raises there."""
+    error = f"{raises}: in DataLoader worker process 0" if raises else ""
+    training = [at(1, writes={"batch": 1}), at(2, op("backward", returned=True)), at(1, raised=error)]
+    training = training if waits else [*training[:1], at(2, op("backward", returned=False))]
+    one = recorded(rank, main(*training, ended=bool(raises)))
+    rounds = [part for _ in range(3) for part in (at(6), at(7, writes={"crop": 0.1}), at(8))]
+    rounds[-1] = at(7, raised=raises) if raises else rounds[-1]
+    drawn = call("draw", *rounds, first_line=5, ended=bool(raises))
+    first = call("draw", at(6), at(7), at(8), at(9), first_line=5, returned=1)
+    activations = [first, drawn] if spins else [first]
+    one.children = [ThreadRecording("DataLoader worker 0", recorded(rank, *activations).threads[0].activations)]
+    return one
+
+
+def test_a_worker_that_never_ends_is_where_its_rank_stopped() -> None:
+    found = explained(LOADING, loading(0, waits=False, spins=False), loading(1, waits=True, spins=True))
+    assert [end[2] for end in found.ends] == ["backward", "its DataLoader worker 0"]
+    assert [end[1].line for end in found.ends if end[1]] == [2, 8]
+    assert found.candidates[0].place.line in (6, 7, 8)
+    assert found.candidates[0].ranks == (1,)
+
+
+def test_what_a_worker_raised_comes_before_what_its_rank_raised() -> None:
+    found = explained(
+        LOADING, loading(0, waits=False, spins=False), loading(1, waits=True, spins=True, raises="ValueError")
+    )
+    assert (found.candidates[0].place.line, found.candidates[0].kind) == (7, OriginKind.EXCEPTION)
+
+
+def test_workers_are_left_out_unless_a_rank_waits_for_one() -> None:
+    ranks = [loading(rank, waits=False, spins=rank == 1) for rank in (0, 1)]
+    found = explained(LOADING, *ranks)
+    assert [end[2] for end in found.ends] == ["backward"]
+    assert not any(line in (6, 7, 8) for line in lines(found))
+
+
+def test_what_a_rank_does_after_a_fork_is_not_seen_by_its_worker() -> None:
+    later = recorded(0, main(at(1), at(2), at(3)))
+    later.children = [ThreadRecording("DataLoader worker 0", [call("draw", at(6), at(7))])]
+    for order, execution in enumerate(later.children[0].activations[0].executions, start=3):
+        execution.order = order
+    trace = trace_of(later, with_children=True)
+    assert [trace.is_visible(number, 4) for number in range(5)] == [True, True, False, True, True]
+    assert not trace.is_visible(3, 2)
+
+
+COLLECTING = """\
+class Average:
+    def __init__(self, model):
+        self.parameters = list(model.parameters())
+
+    def average(self):
+        all_reduce(self.parameters)
+
+
+def build():
+    model = Model()
+    average = Average(model)
+    optimizer = Adam(model.parameters())
+    add_head(model)
+    return model, average
+
+
+def add_head(model):
+    model.head = Linear(8)
+
+
+model, average = build()
+average.average()
+"""
+
+
+def collecting(rank: int, *, again: bool = False, is_used: bool = True) -> RankRecording:
+    """A rank that collects the parameters of its model in line 3, and adds a head in line 18."""
+    average, parameters = Thing(1, "Average"), Thing(2, "list")
+    own = {"self": average if is_used else Thing(9, "Average")}
+
+    def collect() -> Activation:
+        writes = {"self.parameters": parameters if is_used else Thing(8, "list")}
+        return call("__init__", at(3, writes=writes), first_line=2, arguments=own)
+
+    add = call("add_head", at(18, writes={"model.head": Thing(5, "Linear")}), first_line=17)
+    building = [
+        at(10),
+        at(11, collect(), writes={"average": own["self"]}),
+        at(12, writes={"optimizer": Thing(3, "Adam")}),
+        at(13, add),
+        *([at(11, collect())] if again else []),
+        at(14),
+    ]
+    reduced = call(
+        "average", at(6, op(), reads={"self.parameters": parameters}), first_line=5, arguments={"self": average}
+    )
+    return recorded(rank, main(at(21, call("build", *building, first_line=9)), at(22, reduced)))
+
+
+@pytest.mark.parametrize(
+    ("changes", "found"),
+    [({}, [13]), ({"again": True}, []), ({"is_used": False}, [])],
+    ids=["too early", "collected again", "used by nothing that communicates"],
+)
+def test_parameters_made_after_the_others_were_collected_are_named(changes: dict[str, bool], found: list[int]) -> None:
+    ranks = [collecting(rank, **changes) for rank in (0, 1)]
+    explanation = explain(ranks, {FILE: COLLECTING}, SilentDifference(kind="", names=("head.weight",)))
+    assert [one.place.line for one in explanation.candidates if one.kind is OriginKind.STALE_PARAMETERS] == found
+    assert explanation.ends == ()
+    assert lines(explain(ranks, {FILE: COLLECTING})) == []
+
+
+COPYING = """\
+model = Model()
+teacher = deepcopy(model)
+student = DistributedDataParallel(model)
+student(batch).backward()
+"""
+
+
+def test_a_copy_made_before_ddp_has_broadcast_is_named() -> None:
+    def copying(rank: int, *, is_early: bool) -> RankRecording:
+        copied, wrapped = at(2), at(3, op("DistributedDataParallel"))
+        order = [copied, wrapped] if is_early else [wrapped, copied]
+        return recorded(rank, main(at(1), *order, at(4, op("backward"))))
+
+    silent = SilentDifference(kind="unequal copy", names=("conv.weight",))
+    found = explain([copying(rank, is_early=True) for rank in (0, 1)], {FILE: COPYING}, silent)
+    assert [(one.place.line, one.kind) for one in found.candidates] == [(2, OriginKind.EARLY_COPY)]
+    assert explain([copying(rank, is_early=False) for rank in (0, 1)], {FILE: COPYING}, silent).candidates == ()
+
+
+def test_no_sync_is_named_if_replicas_in_ddp_differ() -> None:
+    ranks = [recorded(rank, main(at(1, op("no_sync")), at(2, op("backward")))) for rank in (0, 1)]
+    found = explain(ranks, {FILE: "with model.no_sync():\n    loss.backward()\n"}, SilentDifference(kind=""))
+    assert [(one.place.line, one.kind) for one in found.candidates] == [(1, OriginKind.UNSYNCHRONIZED)]
+    assert explain(ranks, {}, SilentDifference(kind="learning rate")).candidates == ()
+
+
+def test_different_learning_rates_lead_to_the_loss_that_the_scheduler_got() -> None:
+    source = """\
+    value = evaluate()
+    scheduler.step(value)
+    print(step)
+    """
+
+    def annealing(rank: int) -> RankRecording:
+        loss = {"value": 0.5 + rank}
+        evaluated = call("evaluate", at(11), first_line=10, returned=0.5 + rank)
+        return recorded(rank, main(at(1, evaluated, writes=loss), at(2, reads=loss), at(3, reads={"step": 1})))
+
+    found = explain(
+        [annealing(rank) for rank in (0, 1)], {FILE: dedent(source)}, SilentDifference(kind="learning rate")
+    )
+    assert found.candidates[0].place.line in (1, 2)
+    assert kinds(found)[found.candidates[0].place.line] is OriginKind.MISSING_REDUCTION
 
 
 @st.composite

@@ -35,6 +35,8 @@ def explanation(boards: Path, *arguments: str) -> tuple[Any, list[HealthSamples]
     [
         ("bypassed", "bypassed", "model.module.loss(rows)", "body.0.0.weight"),
         ("past_ddp", "bypassed", "model(batch() + rank)", "0.0.weight"),
+        ("helper_past_ddp", "bypassed", "outputs = inside(rows)", "0.0.weight"),
+        ("early_copy", "unequal copy", None, "0.0.weight"),
         ("adapter_late", "added", "DistributedDataParallel(model)", "adapter.weight"),
         ("beside_ddp", "beside", "DistributedDataParallel(blocks())", "head.weight"),
         ("ddp_dropped", "", None, "0.0.weight"),
@@ -55,6 +57,8 @@ def test_the_line_that_leaves_gradients_out_of_ddp_is_named(
     [
         "control_past_ddp",
         *(f"silent_replicas_{name}" for name in ("bypassed", "adapter_late", "beside_ddp", "ddp_dropped")),
+        "silent_replicas_helper_past_ddp",
+        "silent_replicas_early_copy",
     ],
 )
 def test_healthy_programs_are_no_finding(tmp_path: Path, program: str) -> None:

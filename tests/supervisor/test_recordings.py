@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import os
 import sys
 from pathlib import Path
 
@@ -22,9 +23,13 @@ from nsa_harness.supervisor.storage.rundir import AttemptDir
 SECRET = "hf_" + "Zk3vQ8pLw2Xy7NtR5mBc9DsF1GhJ4Ke6Ua"
 
 
-def write(path: Path, values: list[tuple[str, str]], limit: int = protocol.RECORDING_LIMIT) -> None:
-    """Write a recording with one execution, which reads these names and texts."""
+def write(
+    path: Path, values: list[tuple[str, str]], limit: int = protocol.RECORDING_LIMIT, worker: int | None = None
+) -> None:
+    """Write a recording with one execution, which reads these names and texts. `worker`: as in RECORDING_CHILD."""
     file = RecordFile(str(path), 0, 2, limit)
+    if worker is not None:
+        file.write_worker(worker)
     string = file.string
     string("")
     file.write(protocol.RECORD_THREAD, [1, string("MainThread")])
@@ -89,6 +94,27 @@ def test_arbitrary_records_never_raise_another_error(body: bytes) -> None:
     data = header.ljust(protocol.RECORDING_HEADER_SIZE, b"\0") + body
     read_recording(data, 0)
     redacted(data, Redaction())
+
+
+def test_the_recordings_of_children_are_stored_with_their_rank_and_worker(tmp_path: Path) -> None:
+    attempt = AttemptDir(tmp_path)
+    files = tmp_path / attempt.probe_files
+    files.mkdir(parents=True)
+    rank = os.getppid()  # the parent of this process, which writes the recordings of its children
+    write(files / f"{rank}.record", [("x", "1")])
+    for pid, worker in ((11, 1), (12, 2), (13, 1), (14, -1)):
+        write(files / f"{pid}.record", [("token", SECRET)], worker=worker)
+    (files / "15.record").write_bytes(b"no recording")
+    assert store_recordings(attempt, {0: rank, 1: 1}) == ()
+    assert not list(files.iterdir())
+    ((recording,), notes) = load_recordings(attempt, 1)
+    assert notes == ()
+    names = [thread.name for thread in recording.children]
+    assert sorted(names) == ["DataLoader worker 0", "DataLoader worker 0 (2)", "DataLoader worker 1", "child process"]
+    assert all(thread.activations[0].function == "main" for thread in recording.children)
+    stored = [gzip.decompress(file.read_bytes()) for file in attempt.rank(0).glob("recording-*.gz")]
+    assert len(stored) == 4
+    assert not any(SECRET.encode() in data for data in stored)
 
 
 def test_a_record_that_cannot_be_read_is_noted(whole: bytes) -> None:

@@ -193,7 +193,8 @@ def calling_place(frame: Any, model: Any, foreign: tuple[str, ...]) -> str:
     inside = {id(module) for module in model.modules()}
     while frame is not None:
         code = frame.f_code
-        is_method = code.co_argcount and id(frame.f_locals.get(code.co_varnames[0])) in inside
+        # A function of the program can have the model as its first argument, too.
+        is_method = code.co_varnames[:1] == ("self",) and id(frame.f_locals.get("self")) in inside
         if is_own(code.co_filename, foreign) and not is_method:
             return frame_place(frame)
         frame = frame.f_back

@@ -91,6 +91,7 @@ def makes(candidate: Candidate, namer: Namer) -> str:
 _WITHOUT_NAME = (
     OriginKind.EARLY_COPY,
     OriginKind.STALE_PARAMETERS,
+    OriginKind.UNSYNCHRONIZED,
     OriginKind.CALL,
     OriginKind.EXCEPTION,
     OriginKind.OTHER_RANKS_FILE,

@@ -222,6 +222,12 @@ def silent_difference(outcome: Outcome) -> SilentDifference | None:
     return SilentDifference(kind=str(finding.facts.get("identified_by", "")), names=names)
 
 
+def calls_past_ddp(outcome: Outcome) -> bool:
+    """Return whether replicas differ in a run that passed because of a line that called the model past DDP."""
+    finding = silent_finding(outcome)
+    return finding is not None and finding.facts.get("identified_by") == "bypassed"
+
+
 def silent_finding(outcome: Outcome) -> Finding | None:
     """Return the finding about replicas that differ in a run that passed, or None."""
     if outcome.verdict.status is not Status.PASS:
@@ -311,5 +317,5 @@ def first_answer(outcome: Outcome, run_id: str, path: str, advice: str) -> First
     return FirstAnswer(
         run_id=run_id, path=path, attempt=outcome.dir, verdict=outcome.verdict.status, cause=cause,
         place=culprit.place if culprit else None, ranks=culprit.ranks if culprit else (), advice=advice,
-        stands=line_stands(outcome.verdict.cause),
+        stands=line_stands(outcome.verdict.cause) or calls_past_ddp(outcome),
     )  # fmt: skip

@@ -15,7 +15,14 @@ from nsa_harness.core.recording.clues import Clue, likelihood
 from nsa_harness.core.recording.communications import Shared, left_out
 from nsa_harness.core.recording.division import Judged, is_consequence, own_exceptions
 from nsa_harness.core.recording.explanation import Candidate, OriginKind, RankValues, SilentDifference
-from nsa_harness.core.recording.origin import changes_of_files, early_collections, is_number, kind_of, kind_of_text
+from nsa_harness.core.recording.origin import (
+    changes_of_files,
+    early_collections,
+    first_use,
+    is_number,
+    kind_of,
+    kind_of_text,
+)
 from nsa_harness.core.recording.recording import Value
 from nsa_harness.core.recording.slicing import Pair, Slicer, Step, differs, extra_draws, first_differences
 from nsa_harness.core.recording.statements import Statements
@@ -35,7 +42,6 @@ _MADE_OF_DATA = (OriginKind.RANK, OriginKind.MISSING_REDUCTION)  # the origin on
 _BY_CHANCE = (OriginKind.LEAK, OriginKind.HASH_ORDER, OriginKind.CLOCK)
 _OF_ROLE = 4  # most definitions from a condition back to the number of the rank
 _LOGS = re.compile(r"\bisEnabledFor\(|\bgetEffectiveLevel\(")  # a rank that logs more than the others is no fault
-_RATE = re.compile(r"\blr\b|\blearning_rate\b|_lr\b")
 _LATE = re.compile(r"finished reduction in the prior iteration|mark(?:ed)? (?:a variable |as )?ready", re.IGNORECASE)
 
 Named = tuple[Clue, Candidate]
@@ -83,7 +89,7 @@ class Candidates:
         failed = any(map(own_exceptions, self.traces))
         if not self.divisions and not failed and all(self._has_ended(trace) for trace in self.traces):
             yield from self._early_collections()
-            yield from self._learning_rates()
+            yield from self._uses_of_difference()
             yield from self._first_differences()
             return
         yield from self._exceptions()
@@ -114,27 +120,28 @@ class Candidates:
             return
         trace, is_copy = self.traces[0], self.silent.kind == "unequal copy"
         name = next(iter(self.silent.names), "")
+        if self.silent.kind in ("", "optimizer state"):  # DDP averaged some gradients, and others not
+            made = zip(trace.communications, trace.owners, strict=True)
+            for execution in [owner for one, owner in made if one.operation == "no_sync"][:1]:
+                found = self._candidate(0, execution, OriginKind.UNSYNCHRONIZED, ())
+                yield Clue.STALE, replace(found, values=())
         for early, late in early_collections(trace, self.statements, self.silent.names, is_copy=is_copy):
             kind = OriginKind.EARLY_COPY if is_copy else OriginKind.STALE_PARAMETERS
             for execution, other in ((early, late), (late, early)) if is_copy else ((late, early), (early, late)):
                 found = self._candidate(0, execution, kind, (), name=name, caller=trace.place(other))
                 yield Clue.STALE, replace(found, values=())
 
-    def _learning_rates(self) -> Iterator[Named]:
-        """Yield what made the first learning rate differ, if the ranks trained with different ones."""
-        if self.silent is None or self.silent.kind != "learning rate":
-            return
+    def _uses_of_difference(self) -> Iterator[Named]:
+        """Yield what made the first value differ that is named like what differs silently, or a learning rate."""
+        silent = self.silent or SilentDifference(kind="")
         for pair in self._outer_pairs():
-            for row in self.alignment.rows:
-                if not {*pair} <= row.keys():
-                    continue
-                ours, theirs = (self.traces[number].executions[row[number]] for number in pair)
-                others = dict((*theirs.reads, *theirs.writes))
-                rates = (one for one in (*ours.reads, *ours.writes) if _RATE.search(one[0]) and one[0] in others)
-                if any(differs(value, others[name]) for name, value in rates):
-                    steps = self._slicer(pair).slice((row[pair[0]], row[pair[1]]))
-                    yield from self._of_steps(steps, pair, self._ranks(pair[1:]))
-                    break
+            found = first_use(self.alignment, pair, self.statements, silent)
+            if found is not None:
+                row, name = found
+                ranks = self._ranks(pair[1:])
+                kind = OriginKind.MISSING_REDUCTION if silent.kind == "learning rate" else OriginKind.UNKNOWN
+                yield Clue.NEAREST, self._candidate(pair[0], row[pair[0]], kind, ranks, name=name, row=row)
+                yield from self._of_steps(self._slicer(pair).slice((row[pair[0]], row[pair[1]])), pair, ranks)
 
     def _first_differences(self) -> Iterator[Named]:
         """Yield the statements that made the first differences in a run that ended.

@@ -26,6 +26,7 @@ class OriginKind(StrEnum):
     RESTORED_STATE = "restored_state"  # state loaded from a checkpoint
     STALE_PARAMETERS = "stale_parameters"  # parameters made after those of the model were collected to make them equal
     EARLY_COPY = "early_copy"  # a copy of a model, made before the weights were made equal
+    UNSYNCHRONIZED = "unsynchronized"  # a backward pass whose gradients DDP does not average
     EXCEPTION = "exception"  # an exception that only some ranks raised
     CALL = "call"  # a call that only some ranks make
     UNKNOWN = "unknown"

@@ -6,10 +6,11 @@ import ast
 import re
 from collections.abc import Collection, Iterator, Sequence
 
+from nsa_harness.core.recording.alignment import Alignment, Row
 from nsa_harness.core.recording.communications import is_point_to_point
-from nsa_harness.core.recording.explanation import OriginKind
+from nsa_harness.core.recording.explanation import OriginKind, SilentDifference
 from nsa_harness.core.recording.recording import Execution, Value
-from nsa_harness.core.recording.slicing import Step
+from nsa_harness.core.recording.slicing import Step, differs
 from nsa_harness.core.recording.statements import Statements
 from nsa_harness.core.recording.trace import Trace
 from nsa_harness.core.source_code.excerpt import names_rank
@@ -116,6 +117,8 @@ _COLLECTS = re.compile(r"\.(?:named_)?parameters\(")
 _COPIES = re.compile(r"\bdeepcopy\(|\bstate_dict\(|\.clone\(|\.copy_\(")
 _ADDS = re.compile(r"\b(?:setattr|add_module|register_module|register_parameter)\(")
 _WRAPS = "DistributedDataParallel"
+_RATE = re.compile(r"\blr\b|\blearning_rate\b|_lr\b")
+_SCHEDULES = re.compile(r"sched\w*\.step\(")
 
 
 def early_collections(
@@ -175,3 +178,29 @@ def _is_shared_later(trace: Trace, collected: int, since: int) -> bool:
             if any(value.identity in identities for _, value in used if value.identity):
                 return True
     return False
+
+
+def first_use(
+    alignment: Alignment, pair: tuple[int, int], statements: Statements, silent: SilentDifference
+) -> tuple[Row, str] | None:
+    """Return the first executions of two traces, and a name in them, whose values differ like the replicas.
+
+    The name is that of a parameter or buffer that differs, or of a learning rate if these differ. What a scheduler gets
+    also counts as a learning rate, because the rate itself is kept by the library.
+    """
+    lasts = "|".join(re.escape(name.rpartition(".")[2]) for name in silent.names)
+    is_rate = silent.kind == "learning rate"
+    wanted = _RATE if is_rate else re.compile(rf"\.(?:{lasts})$" if lasts else "$^")
+    for row in alignment.rows:
+        if {*pair} <= row.keys():
+            trace = alignment.traces[pair[0]]
+            ours, theirs = (alignment.traces[number].executions[row[number]] for number in pair)
+            others = dict((*theirs.reads, *theirs.writes))
+            differing = [
+                name for name, value in (*ours.reads, *ours.writes) if name in others and differs(value, others[name])
+            ]
+            if differing and is_rate and _SCHEDULES.search(statements.header(trace.place(row[pair[0]]))):
+                return row, differing[0]
+            if (found := next(filter(wanted.search, differing), None)) is not None:
+                return row, found
+    return None

@@ -174,6 +174,8 @@ def not_answered_texts(report: WhyReport) -> Iterator[str]:
     first, namer = report.first, texts.namer_of([report.first.place])
     at = f" at {namer(first.place)}" if first.place else ""
     match report.result:
+        case WhyResult.FIRST_LINE if first.verdict is Status.PASS:
+            yield f"The first run has already named the line: it calls the model past DDP{at}."
         case WhyResult.FIRST_LINE:
             yield (
                 f"The ranks wait because of `{first.cause}`{at}. Such a wait has its cause at this line or at the line"
