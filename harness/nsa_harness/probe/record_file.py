@@ -34,8 +34,7 @@ class RecordFile:
         self, path: str, rank: int, world_size: int, limit: int = protocol.RECORDING_LIMIT, first_size: int = FIRST_SIZE
     ) -> None:
         self._path = path
-        self._limit = limit
-        self._nearly_full = int(FULL_SHARE * limit)
+        self.set_limit(limit)
         self._lock = _thread.allocate_lock()
         self._strings: dict[str, int] = {}
         # Old maps stay open. A program may have closed their descriptors, and the numbers may belong to other files.
@@ -48,6 +47,11 @@ class RecordFile:
         self.is_nearly_full = False
         self._flags = 0
         self.write_identity(rank, world_size)
+
+    def set_limit(self, limit: int) -> None:
+        """Set the most bytes of the file."""
+        self._limit = limit
+        self._nearly_full = int(FULL_SHARE * limit)
 
     def write_identity(self, rank: int, world_size: int) -> None:
         self._identity = rank, world_size

@@ -322,6 +322,7 @@ class Recorder:
         try:
             c10d: Any = sys.modules["torch.distributed.distributed_c10d"]
             file.write_identity(int(c10d.get_rank()), int(c10d.get_world_size()))
+            file.set_limit(_size_limit(self._directory))
         except Exception as error:
             self.trouble.note(PIECE, error)
 
