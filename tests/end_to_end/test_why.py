@@ -66,6 +66,76 @@ dist.destroy_process_group()
 """
 
 
+# Only the worker of rank 1 meets a sample that never has enough mass.
+SPINNING_WORKER = """
+import torch
+import torch.distributed as dist
+from torch.utils.data import DataLoader, Dataset
+
+
+class Crops(Dataset):
+    def __init__(self, rank):
+        self.mass = [1.0] * 6
+        if rank == 1:
+            self.mass[4] = 0.0
+
+    def __len__(self):
+        return len(self.mass)
+
+    def __getitem__(self, index):
+        while True:
+            crop = torch.rand(4) * self.mass[index]
+            if crop.sum() > 0:
+                return crop
+
+
+dist.init_process_group("gloo")
+for batch in DataLoader(Crops(dist.get_rank()), num_workers=1):
+    dist.all_reduce(batch.sum())
+dist.destroy_process_group()
+"""
+HEAD_TOO_LATE = """
+import torch
+import torch.distributed as dist
+from torch import nn
+
+
+class Average:
+    def __init__(self, model):
+        self.parameters = list(model.parameters())
+
+    def average(self):
+        for parameter in self.parameters:
+            if parameter.grad is not None:
+                dist.all_reduce(parameter.grad)
+
+
+def build():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+    average = Average(model)
+    model.head = nn.Linear(4, 1)
+    for parameter in model.parameters():
+        dist.broadcast(parameter.data, 0)
+    return model, average
+
+
+def train(rank, model, average):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(8):
+        (model(torch.randn(4, 4)) - rank).square().mean().backward()
+        average.average()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+train(dist.get_rank(), *build())
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
 def line_of(program: str, text: str) -> int:
     return next(number for number, line in enumerate(program.splitlines(), start=1) if text in line)
 
@@ -113,4 +183,39 @@ def test_a_program_that_does_not_fail_again_is_told_so_and_a_healthy_run_has_no_
     assert (ran.code, why["result"], why["explanation"]) == (125, "passed", None)
     assert ran.report["outcomes"][0]["findings"] == []
     healthy = workspace.harness("run", "--script", "train.py")
+    assert workspace.harness("why", str(healthy.run_dir)).code == 2
+
+
+@pytest.mark.slow
+def test_a_worker_that_never_ends_is_named_with_its_rank(workspace):
+    (workspace.directory / "train.py").write_text(SPINNING_WORKER)
+    failed = workspace.harness("run", "--script", "train.py", "limits.deadline_s=30")
+    ran = workspace.harness("why", str(failed.run_dir), "--no-experiment", "--repeat", "1")
+    why = json.loads((ran.run_dir / "why.json").read_text())
+    loop = range(line_of(SPINNING_WORKER, "while True"), line_of(SPINNING_WORKER, "return crop"))
+    assert any(end[2] == "its DataLoader worker 0" for end in why["explanation"]["ends"])
+    assert why["explanation"]["candidates"][0]["place"]["line"] in loop
+    assert why["explanation"]["candidates"][0]["ranks"] == [1]
+    assert list(ran.run_dir.glob("*/rank1/recording-*.gz"))
+
+
+@pytest.mark.slow
+def test_a_run_that_passed_with_a_silent_fault_is_explained_and_its_healthy_twin_is_not(workspace):
+    (workspace.directory / "train.py").write_text(HEAD_TOO_LATE)
+    passed = workspace.harness("run", "--script", "train.py")
+    assert [finding["code"] for finding in passed.outcome["findings"]] == ["replica_divergence"]
+    ran = workspace.harness("why", str(passed.run_dir))
+    why = json.loads((ran.run_dir / "why.json").read_text())
+    assert (ran.code, why["result"]) == (0, "likely")
+    candidate = why["explanation"]["candidates"][0]
+    assert (candidate["kind"], candidate["place"]["line"]) == (
+        "stale_parameters", line_of(HEAD_TOO_LATE, "model.head = "),
+    )  # fmt: skip
+    collected = "    average = Average(model)\n"
+    twin = HEAD_TOO_LATE.replace(collected, "").replace(
+        "    for parameter in model.p", f"{collected}    for parameter in model.p"
+    )
+    (workspace.directory / "train.py").write_text(twin)
+    healthy = workspace.harness("run", "--script", "train.py")
+    assert healthy.outcome["findings"] == []
     assert workspace.harness("why", str(healthy.run_dir)).code == 2
