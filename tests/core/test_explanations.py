@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from nsa_harness.core.recording.explain import explain
 from nsa_harness.core.recording.explanation import Candidate, Explanation, OriginKind, SilentDifference
+from nsa_harness.core.recording.origin import kind_of_text
 from nsa_harness.core.recording.recording import (
     Activation,
     Communication,
