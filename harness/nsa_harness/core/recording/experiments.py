@@ -107,10 +107,7 @@ def _lengths(candidate: Candidate) -> tuple[str, dict[int, int]]:
 def _made_for_loop(
     division: Division, sources: Mapping[str, str], recordings: Sequence[RankRecording]
 ) -> Candidate | None:
-    """Return the statement that made a sequence of different length on the ranks, if a loop over it is the division.
-
-    The other lengths and numbers at this statement are the same on all ranks.
-    """
+    """Return the statement that made a sequence of different length on the ranks, if a loop over it is the division."""
     statement = statement_at(division.place, sources)
     if statement is None or not isinstance(statement.node, ast.For):
         return None
@@ -128,7 +125,7 @@ def _made_for_loop(
                     texts.setdefault(name, []).append((rank, shown.text))
             values = tuple(RankValues(name=name, values=tuple(pairs)) for name, pairs in texts.items())
             origin = replace(loop, place=replace(division.place, line=min(lines), text=None), values=values)
-            if (lengths := _lengths(origin)[1]) and _begins_length(origin):
+            if lengths := _lengths(origin)[1]:
                 shortest = min(lengths.values())
                 return replace(origin, ranks=tuple(rank for rank in lengths if lengths[rank] > shortest))
     return None
