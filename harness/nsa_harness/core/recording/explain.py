@@ -37,7 +37,7 @@ def explain(
     alignment = align(traces, ControlFlow(traces))
     divisions = Divisions(alignment).judge()
     candidates = Candidates(alignment, divisions, statements, silent).ranked()
-    if not divisions:
+    if not divisions and silent is None:
         notes = (*notes, "no_difference")
     return Explanation(
         candidates=candidates,

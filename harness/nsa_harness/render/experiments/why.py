@@ -248,6 +248,8 @@ def next_command(report: WhyReport, run_dir: Path) -> str:
         return f"nsa-harness why {first} --repeat {max(5, 2 * len(report.recorded_runs))}"
     if any(run.proof in SUCCESSES for run in report.runs):
         return f"nsa-harness why --patch {run_dir}"
+    if report.first.verdict is Status.PASS:  # nothing that `--verify` could see fail again
+        return f"nsa-harness report {first}"
     return f"nsa-harness run --verify {first}"
 
 
