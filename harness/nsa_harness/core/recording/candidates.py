@@ -12,19 +12,21 @@ from itertools import takewhile
 
 from nsa_harness.core.recording.alignment import Alignment, Parting, Row
 from nsa_harness.core.recording.clues import Clue, likelihood
-from nsa_harness.core.recording.communications import Shared, left_out
-from nsa_harness.core.recording.division import Judged, is_consequence, own_exceptions
-from nsa_harness.core.recording.explanation import Candidate, OriginKind, RankValues, SilentDifference
-from nsa_harness.core.recording.origin import (
-    changes_of_files,
-    early_collections,
-    first_use,
-    is_number,
-    kind_of,
-    kind_of_text,
-)
+from nsa_harness.core.recording.communications import Shared, left_out, left_out_for
+from nsa_harness.core.recording.division import Judged, is_consequence, own_exceptions, raised_by_network
+from nsa_harness.core.recording.explanation import Candidate, OriginKind, RankValues
+from nsa_harness.core.recording.origin import changes_of_files, is_number, kind_of, kind_of_text
 from nsa_harness.core.recording.recording import Value
-from nsa_harness.core.recording.slicing import Pair, Slicer, Step, differs, extra_draws, first_differences
+from nsa_harness.core.recording.slicing import (
+    Pair,
+    Slicer,
+    Step,
+    differs,
+    extra_draws,
+    first_differences,
+    has_size,
+    sizes_differ,
+)
 from nsa_harness.core.recording.statements import Statements
 from nsa_harness.core.recording.trace import Trace
 from nsa_harness.core.report import Place
@@ -40,8 +42,11 @@ _PROVABLE = (OriginKind.RANDOM, OriginKind.HASH_ORDER, OriginKind.CLOCK, OriginK
 _OWN_DATA = (OriginKind.RANK, OriginKind.ENVIRONMENT, OriginKind.MISSING_REDUCTION, OriginKind.UNKNOWN)
 _MADE_OF_DATA = (OriginKind.RANK, OriginKind.MISSING_REDUCTION)  # the origin only if nothing but a rank's data came in
 _BY_CHANCE = (OriginKind.LEAK, OriginKind.HASH_ORDER, OriginKind.CLOCK)
+_SPINS = 50  # executions of a statement in one call of its function after which a rank goes round in a loop
 _OF_ROLE = 4  # most definitions from a condition back to the number of the rank
 _LOGS = re.compile(r"\bisEnabledFor\(|\bgetEffectiveLevel\(")  # a rank that logs more than the others is no fault
+_WAITS = re.compile(r"\.(get|wait|acquire|join)\(")
+_NUMBER = re.compile(r"\b\d{2,}\b")
 _LATE = re.compile(r"finished reduction in the prior iteration|mark(?:ed)? (?:a variable |as )?ready", re.IGNORECASE)
 
 Named = tuple[Clue, Candidate]
@@ -73,26 +78,38 @@ class Candidates:
                     best[place] = candidate if candidate.kind not in _OPEN else best.get(place, candidate)
         # A line whose condition only tells the ranks from each other says nothing about the lines near it.
         usual = {place: found for place, found in clues.items() if Clue.ROLE not in found}
-        scores = {place: likelihood({Clue.ROLE}) for place in clues} | {
-            place: likelihood(set().union(*(usual[other] for other in usual if _near(place, other)))) for place in usual
+        around = {place: {Clue.ROLE} for place in clues} | {
+            place: set().union(*(usual[other] for other in usual if self._near(place, other))) for place in usual
         }
         ranked: list[Candidate] = []
-        for place in sorted(clues, key=lambda place: (-scores[place], -likelihood(clues[place]))):
-            if len(ranked) < MOST and not any(_near(place, other.place) for other in ranked):
-                ranked.append(best[place])
+        remaining = list(clues)
+        while remaining and len(ranked) < MOST:
+            scores = {
+                place: tuple(likelihood(found[place], is_first=not ranked) for found in (around, clues))
+                for place in remaining
+            }
+            chosen = max(remaining, key=scores.__getitem__)
+            ranked.append(best[chosen])
+            remaining = [place for place in remaining if not self._near(place, chosen)]
         for candidate in self._by_chance():
             if not any(_near(candidate.place, other.place) and other.is_provable for other in ranked):
                 ranked.append(candidate)
         return tuple(ranked[: MOST + 2])
 
+    def _near(self, place: Place, other: Place) -> bool:
+        """Return whether two lines are near to each other, or parts of the same statement."""
+        first, second = sorted((place, other), key=lambda one: one.line or 0)
+        return _near(place, other) or (place.file == other.file and (second.line or 0) <= self.statements.end(first))
+
     def _clues(self) -> Iterator[Named]:
-        failed = any(map(own_exceptions, self.traces))
+        failed = any(trace.raising(roots[-1]) is not None for trace in self.traces for _, roots in trace.roots if roots)
         if not self.divisions and not failed and all(self._has_ended(trace) for trace in self.traces):
             yield from self._early_collections()
             yield from self._uses_of_difference()
             yield from self._first_differences()
             return
         yield from self._exceptions()
+        yield from self._peers_left()
         for judged in self.divisions[:3]:
             if (site := self._raise_site(judged)) is not None:
                 yield from ((Clue.HANDLER, site), (Clue.DIVISION, site))
@@ -100,7 +117,8 @@ class Candidates:
             clue = Clue.DIVISION if site is None else Clue.OPERATION
             yield self._parted(clue, self._at_division(judged, steps), judged.row, judged.pair)
         for judged in self.divisions[:1]:
-            yield from self._of_steps(self.steps(judged), judged.pair, self._ranks(judged.minority))
+            is_loop = isinstance(self.statements.at(self._place(judged)), ast.For)
+            yield from self._of_steps(self.steps(judged), judged.pair, self._ranks(judged.minority), is_loop=is_loop)
             yield from self._of_operations(judged)
         if any(self._is_role(self._place(judged), judged.row, judged.pair) for judged in self.divisions[:1]):
             yield from self._messages()  # What one of the roles leaves out is more likely wrong than the role.
@@ -200,7 +218,15 @@ class Candidates:
             *_, outermost = execution, *trace.outer(execution)
             if trace.activation_of[outermost] not in trace.roots[0][1]:  # The thread could have handled it.
                 yield Clue.THREAD, self._candidate(number, outermost, OriginKind.EXCEPTION, ranks)
+        is_alike = len({trace.place(e) for n, e in failed for trace in (self.traces[n],)}) == 1 and len(ranks) == len(
+            self.traces
+        )
         for number, execution in failed[:1]:
+            if is_alike:
+                yield from (
+                    (Clue.QUOTED, self._candidate(number, e, OriginKind.UNKNOWN, ranks))
+                    for e in self._quoted(number, execution)
+                )
             row = self.alignment.row_of[number][execution]
             others = [n for n in self.alignment.rows[row] if self.traces[n].rank not in ranks] if row >= 0 else []
             if others:
@@ -208,10 +234,39 @@ class Candidates:
                 steps = self._slicer(pair).slice((execution, self.alignment.rows[row][others[0]]))
                 yield from self._of_steps(steps, pair, ranks)
 
-    def _child_of(self, number: int, execution: int) -> str:
-        """Return the name of the child process in which the rank executed this, or "" if it was the rank itself."""
+    def _peers_left(self) -> Iterator[Named]:
+        """Yield the call in which a rank lost its connection, and which a rank that ended had finished."""
+        ended = [
+            n
+            for n, trace in enumerate(self.traces)
+            if self._has_ended(trace) and trace.raising(trace.roots[0][1][-1]) is None
+        ]
+        for number, trace in enumerate(self.traces):
+            raising = trace.raising(trace.roots[0][1][-1]) if ended and trace.roots and trace.roots[0][1] else None
+            if raising is None:
+                continue
+            innermost = _innermost_raise(trace, raising)
+            if raised_by_network(trace, innermost):
+                for execution in (innermost, *trace.outer(innermost)):
+                    other = self.alignment.counterpart(number, execution, ended[0])
+                    if other is not None and self.traces[ended[0]].next_line(other) is not None:
+                        yield Clue.PEER_LEFT, self._candidate(number, execution, OriginKind.CALL, (trace.rank,))
+                        return
+
+    def _quoted(self, number: int, execution: int) -> Iterator[int]:
+        """Yield the executions that made a number which the message of an exception names."""
         trace = self.traces[number]
-        return trace.process[trace.activation_of[execution]]
+        raised = trace.executions[execution].raised
+        quoted = set(_NUMBER.findall(raised.message)) if raised is not None else set()
+        for other in range(execution):
+            named = [
+                name
+                for name, value in trace.executions[other].reads
+                if value.text in quoted and "." in name and value.type == "int"
+            ]
+            if named:
+                yield from self._slicer((number, 1 - min(number, 1))).makers(other, named[:1])
+                return
 
     def _is_late(self, number: int, execution: int) -> bool:
         """Return whether the exception reports what the rank did, or left out, in the step before."""
@@ -257,7 +312,7 @@ class Candidates:
         for number in judged.pair:
             trace = self.traces[number]
             raising = _innermost_raise(trace, judged.row[number])
-            if raising != judged.row[number]:
+            if raising != judged.row[number] and not raised_by_network(trace, raising):
                 return self._candidate(number, raising, OriginKind.EXCEPTION, self._ranks(judged.minority))
         return None
 
@@ -279,8 +334,11 @@ class Candidates:
                         made = self._of_steps(steps, pair, self._ranks(pair))
                         yield from ((Clue.MESSAGE, candidate) for _, candidate in made)
                         break
-                for execution in left_out(self.traces[other], awaited, self.statements):
-                    yield Clue.MESSAGE, self._candidate(other, execution, OriginKind.CALL, (self.traces[other].rank,))
+                omitted = tuple(left_out(self.traces[other], awaited, self.statements))
+                made = self._slicer((other, number)).makers(omitted[0]) if omitted else ()
+                for clue, executions in (Clue.MESSAGE, omitted), (Clue.MESSAGE_VALUE, made):
+                    for execution in executions:
+                        yield clue, self._candidate(other, execution, OriginKind.CALL, (self.traces[other].rank,))
 
     def _swallowed(self) -> Iterator[Named]:
         """Yield the latest exception that only one rank had and handled: its handler, and the statement that raised."""
@@ -379,7 +437,10 @@ class Candidates:
                     return RankValues(name=name, values=tuple(sorted(by_rank)))
         return None
 
-    def _of_steps(self, steps: Sequence[Step], pair: Pair, ranks: tuple[int, ...]) -> Iterator[Named]:
+    def _of_steps(
+        self, steps: Sequence[Step], pair: Pair, ranks: tuple[int, ...], *, is_loop: bool = False
+    ) -> Iterator[Named]:
+        """Yield the definitions of a slice. `is_loop`: the slice explains how often the ranks went round a loop."""
         places: dict[Place, Step] = {}
         for step in steps:
             if not step.is_update and not self._only_returns(step, pair):
@@ -391,16 +452,21 @@ class Candidates:
             if kinds[step] is OriginKind.UNKNOWN and (name := self._own_data(step, pair)) is not None:
                 kinds[step], names[step] = OriginKind.MISSING_REDUCTION, name
         leaks = [step for step in steps if step.is_leak]
-        leaks.sort(key=lambda step: (not self._is_own_leak(step, pair), not self._is_changed(step, pair)))
-        near_leaks = [step for step in leaks[:1] if step.distance < 2 or self._is_own_leak(step, pair)]
+        shards = [step for step in steps if is_loop and kinds[step] is OriginKind.RANK and self._is_shard(step, pair)]
+        chosen = [step for step in steps if self._chooses_by_rank(step, pair)]
+        sources = [
+            s for s in steps if kinds[s] in _SOURCES and not any(o.previous is s and o.is_parting for o in found)
+        ]
         drifts = [step for step in steps if step.is_origin and kinds[step] is OriginKind.RANDOM]
         nearest = [step for step in steps if kinds[step] not in _BORING and not step.is_object]
         origins = [step for step in nearest if step.is_origin]
         choices = [s for s in steps if s.is_parting and isinstance(self._statement_of(s, pair), ast.If | ast.Try)]
         own = [step for step in steps if kinds[step] in _BORING and not step.is_object]
         for clue, made in (
-            (Clue.LEAK, near_leaks),
-            (Clue.SOURCE, [step for step in steps if kinds[step] in _SOURCES][:1]),
+            (Clue.LEAK, [step for step in leaks[:1] if step.distance < 2 or step.name.startswith("generator:")]),
+            (Clue.SHARD, shards[-1:]),
+            (Clue.ROLE_DEFINES, chosen[:1]),
+            (Clue.SOURCE, sources[:1]),
             (Clue.NEAREST, nearest[:1]),
             (Clue.NEAR, (*nearest[1:4], *choices[:1])),
             (Clue.OWN_NUMBER, (*drifts[:1], *origins[:2], *own[:1])),
@@ -410,8 +476,17 @@ class Candidates:
                 is_effect = kinds[step] in (*_MADE_OF_DATA, OriginKind.RANDOM) and self._is_effect(step, found, pair)
                 yield clue, replace(candidate, is_provable=False) if is_effect else candidate
         for step in leaks[:1]:
-            if (caller := self._caller(step, pair)) is not None:
-                yield Clue.LEAK_CALLER, self._candidate(pair[step.execution[0]], caller, OriginKind.LEAK, ranks)
+            side, execution = step.execution
+            if (caller := self._alone(pair[side], execution)) != execution:
+                trace = self.traces[pair[side]]
+                called = next(
+                    call
+                    for call in trace.calls[caller]
+                    if call in {trace.activation_of[e] for e in (execution, *trace.outer(execution))}
+                )
+                candidate = self._candidate(pair[side], caller, OriginKind.LEAK, ranks)
+                line = self.statements.line_of_call(candidate.place, trace.activations[called].function)
+                yield Clue.LEAK_CALLER, replace(candidate, place=replace(candidate.place, line=line))
         files = (OriginKind.FILE, OriginKind.OTHER_RANKS_FILE, OriginKind.RESTORED_STATE)
         for step in (step for step in steps if kinds[step] in files):
             readers = [
@@ -423,12 +498,36 @@ class Candidates:
                 rank = self.traces[number].rank
                 yield Clue.FILE_CHANGED, self._candidate(number, change, OriginKind.OTHER_RANKS_FILE, (rank,))
 
-    def _is_own_leak(self, step: Step, pair: Pair) -> bool:
-        return step.is_leak and self._is_provable(step, OriginKind.LEAK, pair)
+    def _is_shard(self, step: Step, pair: Pair) -> bool:
+        """Return whether a statement takes data by the number of the rank, so that their size differs or is unknown."""
+        if None in step.executions or isinstance(self._statement_of(step, pair), ast.For):
+            return False
+        made = []
+        for number, execution in zip(pair, step.executions, strict=True):
+            trace = self.traces[number]
+            writes = dict(self.traces[number].executions[execution].writes)
+            if isinstance(self._statement_of(step, pair), ast.Return):
+                returned = trace.activations[trace.activation_of[execution]].returned
+                writes = {} if returned is None else {"": returned}
+            made.append(writes)
+        ranks = [str(self.traces[number].rank) for number in pair]
+        for name, value in made[0].items():
+            other = made[1].get(name)
+            if other is None:
+                continue
+            if sizes_differ(value, other) or (step.is_object and has_size(value)):
+                return True
+            if not name and value.type == "int" and differs(value, other) and [value.text, other.text] != ranks:
+                return True
+        return False
 
-    def _is_changed(self, step: Step, pair: Pair) -> bool:
-        side, execution = step.execution
-        return any(name == step.name for name, _ in self.traces[pair[side]].executions[execution].writes)
+    def _chooses_by_rank(self, step: Step, pair: Pair) -> bool:
+        """Return whether the number of the rank decides here what is passed to a function that makes the value."""
+        statement = self._statement_of(step, pair)
+        if statement is None or hasattr(statement, "body") or step.name in ("", "self"):
+            return False
+        passed = (part for node in ast.walk(statement) if isinstance(node, ast.Call) for part in node.args)
+        return any(isinstance(part, ast.IfExp) and names_rank(ast.unparse(part.test)) for part in passed)
 
     def _own_data(self, step: Step, pair: Pair) -> str | None:
         """Return the number by which a statement decides or that it returns, "" if tensors decide, or None."""
@@ -599,16 +698,22 @@ class Candidates:
             for execution in trace.running():
                 if any(not made.returned and not made.error for made in trace.executions[execution].communications):
                     continue
-                if trace.stopped_child() is not None and not self._child_of(number, execution):
-                    continue  # It waits for its child.
-                clue = Clue.CHILD if self._child_of(number, execution) else Clue.END
-                yield clue, self._candidate(number, execution, OriginKind.UNKNOWN, (trace.rank,))
+                yield Clue.END, self._candidate(number, execution, OriginKind.UNKNOWN, (trace.rank,))
+                members = trace.members[trace.activation_of[execution]]
+                line = trace.executions[execution].line
+                is_loop = sum(trace.executions[other].line == line for other in members) > _SPINS
                 steps = self._slicer(pair).behind(execution)
-                kinds = {step: self._kind(step, pair) for step in steps}
-                found = [step for step in steps if kinds[step] not in _BORING]
-                sources = [step for step in found if kinds[step] in _SOURCES]
-                for clue, made in (Clue.SOURCE, sources[:1]), (Clue.NEAR, found[:2]):
-                    yield from ((clue, self._of_step(step, kinds[step], pair, (trace.rank,))) for step in made)
+                yield from self._of_steps(steps, pair, (trace.rank,), is_loop=is_loop)
+                yield from self._left_out(number, execution)
+
+    def _left_out(self, number: int, execution: int) -> Iterator[Named]:
+        """Yield where a call was left out that would have ended the waiting of a thread."""
+        waiting = tuple(_WAITS.findall(self.statements.header(self.traces[number].place(execution))))
+        others = [other for other in range(len(self.traces)) if other != number]
+        for other in (number, *others):
+            if waiting and (end := left_out_for(self.traces[other], waiting, self.statements)) is not None:
+                yield Clue.LEFT_OUT, self._candidate(other, end, OriginKind.CALL, (self.traces[other].rank,))
+                return
 
     def _new_ways(self) -> Iterator[Named]:
         """Yield the two latest statements of each rank from which it went on in a way in which it never had before."""

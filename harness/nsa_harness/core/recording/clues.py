@@ -6,46 +6,73 @@ from collections.abc import Iterable
 from enum import Enum
 from math import prod
 
-_PRIOR = 0.2  # share of right lines in one more line that is assumed, so that no rate is 0 or 1
+_PRIOR = 0.5  # share of right lines in one more line that is assumed, so that no rate is 0 or 1
+_TELLS_ORIGIN = 0.5  # rate of a clue that tells where a difference began, and not only where it shows
 
 
 class Clue(Enum):
     """A reason to suspect a line, and of how many lines with this reason how many were right.
 
-    They were counted in the 108 failing programs of the rounds 1 to 6. A line is right if a fix touches one within 2
-    lines of it.
+    The second pair of numbers counts only programs whose first line was wrong. They were counted in the 132 failing
+    programs of the rounds 1 to 8. A line is right if a fix touches one within 2 lines of it.
     """
 
-    CHILD = "a child process for which its rank waited, such as a DataLoader worker, stopped or raised here", 3, 5
-    STALE = "parameters that differ were made here, or others were collected before, to make them equal", 5, 8
-    THREAD = "an exception that nothing handled ended a thread which began here", 9, 9
-    HANDLER = "an exception that only one rank raised here, or stopped handling here, made the ranks part", 12, 16
-    STEP_BEFORE = "ranks parted here before an exception that reports what the step before left out", 6, 8
-    SOURCE = "a value that decides comes from the clock, a hash, a checkpoint or another rank's file", 4, 6
-    LEAK = "only one rank executed this definition of a value that decides soon after, or draw", 3, 5
-    RAISED = "an exception of the rank itself was raised here", 17, 33
-    NEW_PARTING = "ranks parted here as they never had before, and last of all", 33, 65
-    DIVISION = "ranks parted here, and from here on their communication differs", 26, 53
-    BEFORE_ALONE = "this statement led to the latest one that only one rank ever executed", 24, 49
-    FILE_CHANGED = "a file was written or removed here whose content or existence decides", 2, 4
-    MESSAGE = "a message for which a rank waits was left out here, or got its tag here", 6, 15
-    LEAK_CALLER = "only one rank made this call, in which a value that decides was defined", 3, 8
-    NEAREST = "the nearest definition of a value that decides and differs", 18, 52
-    OLDER_PARTING = "ranks parted here as they never had before, and last but one", 17, 50
-    ALONE = "the latest statement that only one rank ever executed", 27, 97
-    NEAR = "one of the next definitions of such a value, or the condition that chose it", 41, 163
-    END = "a thread stopped here outside of communication", 15, 69
-    NEW_WAY = "shortly before its end a rank went on from here as it never had before", 79, 365
-    ROLE = "ranks parted here, but only their number decides", 19, 95
-    OPERATION = "only one rank made this operation", 13, 94
-    OWN_NUMBER = "a definition that differs by the rank's number, or although nothing that it reads differs", 10, 89
+    THREAD = "an exception that nothing handled ended a thread which began here", (9, 9), (0, 0)
+    SHARD = (
+        "data that decide were divided here by the number of the rank, into parts of different sizes",
+        (4, 4),
+        (0, 0),
+    )
+    LEAK_CALLER = "only one rank made this call, in which a value that decides was defined", (3, 3), (0, 0)
+    ROLE_DEFINES = (
+        "the number of the rank decides here what is passed to a function that makes the value",
+        (1, 1),
+        (0, 0),
+    )
+    LEFT_OUT = "a function ended here before a call for which a thread waits", (7, 9), (0, 0)
+    PEER_LEFT = "a rank lost its connection in this call while another rank had ended", (1, 1), (0, 0)
+    HANDLER = (
+        "an exception that only one rank raised here, or stopped handling here, made the ranks part",
+        (14, 19),
+        (1, 1),
+    )
+    STEP_BEFORE = "ranks parted here before an exception that reports what the step before left out", (6, 8), (0, 1)
+    LEAK = "only one rank executed this definition of a value that decides soon after, or draw", (5, 7), (0, 0)
+    SOURCE = "a value that decides comes from the clock, a hash, a checkpoint or another rank's file", (9, 16), (0, 0)
+    QUOTED = "a value that the exception names was made here", (1, 2), (0, 0)
+    RAISED = "an exception of the rank itself was raised here", (18, 37), (3, 5)
+    BEFORE_ALONE = "this statement led to the latest one that only one rank ever executed", (26, 56), (2, 8)
+    NEW_PARTING = "ranks parted here as they never had before, and last of all", (37, 80), (2, 9)
+    DIVISION = "ranks parted here, and from here on their communication differs", (28, 66), (0, 8)
+    MESSAGE = "a message for which a rank waits was left out here, or got its tag here", (6, 18), (4, 8)
+    OLDER_PARTING = "ranks parted here as they never had before, and last but one", (19, 61), (5, 16)
+    ALONE = "the latest statement that only one rank ever executed", (31, 114), (5, 33)
+    NEAREST = "the nearest definition of a value that decides and differs", (29, 109), (4, 23)
+    MESSAGE_VALUE = "a value was made here that decided that a message was left out", (3, 13), (2, 7)
+    NEAR = "one of the next definitions of such a value, or the condition that chose it", (56, 254), (15, 69)
+    NEW_WAY = "shortly before its end a rank went on from here as it never had before", (87, 438), (23, 142)
+    END = "a thread stopped here outside of communication", (16, 83), (4, 23)
+    FILE_CHANGED = "a file was written or removed here whose content or existence decides", (2, 12), (1, 5)
+    ROLE = "ranks parted here, but only their number decides", (21, 114), (9, 41)
+    OPERATION = "only one rank made this operation", (17, 113), (6, 40)
+    OWN_NUMBER = (
+        "a definition that differs by the rank's number, or although nothing that it reads differs",
+        (23, 173),
+        (6, 54),
+    )
 
-    @property
-    def rate(self) -> float:
-        _, right, found = self.value
+    def rate(self, *, is_first: bool) -> float:
+        """Return the share of right lines among the first lines, or among those that follow a wrong first line."""
+        _, first, later = self.value
+        right, found = first if is_first else later
         return (right + _PRIOR) / (found + 1)
 
 
-def likelihood(clues: Iterable[Clue]) -> float:
-    """Return how likely a line is right that all these clues name. They are taken as independent of each other."""
-    return 1 - prod(1 - clue.rate for clue in clues)
+def likelihood(clues: Iterable[Clue], *, is_first: bool) -> tuple[bool, float]:
+    """Return whether one of the clues tells an origin, and how likely a line is right that all of them name.
+
+    A line that tells the origin comes before any line that only shows where the ranks parted, because the parting is
+    its effect. The clues are taken as independent of each other.
+    """
+    rates = [clue.rate(is_first=is_first) for clue in clues]
+    return any(rate >= _TELLS_ORIGIN for rate in rates), 1 - prod(1 - rate for rate in rates)

@@ -126,7 +126,7 @@ def left_out(trace: Trace, awaited: Communication, statements: Statements) -> It
     The first is the last execution of a condition or loop around a statement that could have made it, whose body was
     not executed. Then come the ends of the calls in it, which decided that, and the statement that called the function.
     """
-    opposite = _SENDS if "recv" in awaited.operation else _RECEIVES
+    opposite = statements.leading_to(_SENDS if "recv" in awaited.operation else _RECEIVES)
     headers = statements.headers_around(opposite)
     for execution in reversed(range(len(trace.executions))):
         place = trace.place(execution)
@@ -136,6 +136,36 @@ def left_out(trace: Trace, awaited: Communication, statements: Statements) -> It
             yield from (trace.members[call][-1] for call in trace.calls.get(execution, ()) if trace.members[call])
             yield from list(trace.outer(execution))[:1]
             return
+
+
+# Methods that end the waiting in a method of this name.
+_ENDS_WAITING = {
+    "get": ("put", "put_nowait", "set"),
+    "wait": ("set", "notify", "notify_all"),
+    "acquire": ("release",),
+    "join": ("put", "put_nowait", "set"),
+}
+
+
+def left_out_for(trace: Trace, waiting: Sequence[str], statements: Statements) -> int | None:
+    """Return the execution with which a function ended before a call that would have ended the waiting elsewhere.
+
+    `waiting`: the methods in which a thread waits. Calls that the rank never made come first, then the latest ones.
+    """
+    ending = {name for method in waiting for name in _ENDS_WAITING.get(method, ())}
+    calls = statements.calls_of(statements.leading_to(ending)) if ending else {}
+    ran = {(place.file, place.line) for place in map(trace.place, range(len(trace.executions)))}
+    for is_never in (True, False):
+        for activation in sorted(range(len(trace.activations)), key=lambda one: -trace.ends[one]):
+            recorded, members = trace.activations[activation], trace.members[activation]
+            lines = calls.get((recorded.file, recorded.first_line), ())
+            wanted = {line for line in lines if ((recorded.file, line) in ran) is not is_never}
+            if not members or not wanted or not recorded.ended:
+                continue
+            executed = {trace.executions[execution].line for execution in members}
+            if not executed & wanted and trace.executions[members[-1]].line < max(wanted):
+                return members[-1]
+    return None
 
 
 def _enters(trace: Trace, execution: int, span: tuple[int, int]) -> bool:

@@ -43,6 +43,8 @@ class Divisions:
         self._traces = alignment.traces
         self._shared = Shared(self._traces)
         self._balanced: dict[tuple[int, int], int] = {}
+        last = {number: roots[-1] for number, trace in enumerate(self._traces) for _, roots in trace.roots[:1] if roots}
+        self._failed = {number for number, root in last.items() if self._traces[number].raising(root) is not None}
         self._forms = Counter(map(self._form, alignment.partings))
 
     def judge(self) -> list[Judged]:
@@ -130,9 +132,15 @@ class Divisions:
         return self._of_messages(row, own)
 
     def _of_messages(self, row: Row, own: dict[int, list[Communication]]) -> Judged | None:
-        """Return the row if a rank sent to, or received from, another rank in it that did not do the opposite."""
+        """Return the row if a rank sent to, or received from, another rank in it that did not do the opposite.
+
+        A rank that failed had no chance to do the opposite.
+        """
+        ranks = {trace.rank: number for number, trace in enumerate(self._traces)}
         for number, made in own.items():
             for message in self._shared.unpaired(made):
+                if ranks.get(message.peer) in self._failed:
+                    continue
                 other = next((n for n in row if self._traces[n].rank == message.peer), number)
                 pair = (number, other)
                 if other != number and not self._waits(own[other]) and not self._is_balanced_after(row, pair):
@@ -163,6 +171,8 @@ def raised_by_network(trace: Trace, execution: int) -> bool:
     raised = trace.executions[execution].raised
     if raised is None or not _NETWORK_ERROR.search(raised.message):
         return False
+    if raised.type == "DistNetworkError":
+        return True
     found = trace.communications_in(execution, trace.end_of(execution))
     return bool(found and found[-1].error) or bool(_FROM_BACKEND.search(raised.message))
 

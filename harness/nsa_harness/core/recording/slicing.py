@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_left
 from collections import Counter, defaultdict, deque
 from collections.abc import Hashable, Iterable, Iterator, Sequence
@@ -14,10 +15,14 @@ from nsa_harness.core.recording.recording import Activation, Execution, Value
 from nsa_harness.core.recording.trace import Trace
 
 _MAX_STEPS = 600  # definitions that one slice inspects
+_MAX_REPEATS = 3  # executions of one definition of which all inputs are followed
+_MAX_ITERATION = 20  # statements of one iteration of a loop
 _MAX_OBJECTS = 4  # definitions of objects from one to the next
 _MAX_DRAWS = 8  # draws in different states that are traced back for each generator
 _MAX_EVENTS = 300  # uses of one object that are inspected
 _GENERATOR = "generator:"  # prefix of the name under which the state of a random generator is followed
+
+_SIZE = re.compile(r"(?:\w+ )?(\d+ items|\[[\d, ]*\])")  # such as "int64 [8, 4] crc 1f2e3d4c" or "3 items crc 1f2e3d4c"
 
 _Key = TypeVar("_Key", bound=Hashable)
 Pair = tuple[int, int]  # two traces
@@ -75,9 +80,7 @@ class Slicer:
         visited: set[tuple[tuple[int | None, int | None], str]] = set()
         seen: set[tuple[int, str]] = set()
         trace = self._trace(0)
-        members = trace.members[trace.activation_of[execution]]
-        last = members[max(0, trace.position[execution] - 1) :]  # A loop that polls may wait outside of its condition.
-        used = (*reversed(last), *trace.outer(execution))
+        used = (*self._iteration(execution), *trace.outer(execution))
         waiting = deque((at, name) for at in used for name, _ in trace.executions[at].reads)
         while waiting and len(seen) < _MAX_STEPS:
             at, name = waiting.popleft()
@@ -92,7 +95,55 @@ class Slicer:
                 causes = self._causes(executions)
                 steps.append(step := Step(executions, name, None, 0, is_origin=not causes))
                 self._search([(cause, other, step) for cause, other in causes], steps, visited)
+            else:  # The content of an object may differ, even if that is not known.
+                for made in (executions, *self._last_of_calls(executions)):
+                    steps.append(Step(made, name, None, 0, is_object=True))
+                    recorded = trace.executions[made[0]].reads
+                    waiting.extend((made[0], other) for other, value in recorded if value.identity)
         return steps
+
+    def makers(self, execution: int, names: Sequence[str] = ()) -> list[int]:
+        """Return the executions of the first rank that defined `names`, or all that an execution reads.
+
+        For a value that a function returned, it is the last execution of the function.
+        """
+        trace = self._trace(0)
+        found = []
+        for name in names or [name for name, _ in trace.executions[execution].reads]:
+            definition = self._definitions[0].of(execution, name)
+            if definition is not None:
+                calls = trace.calls.get(definition, ())
+                last = [
+                    trace.members[call][-1]
+                    for call in calls
+                    if trace.activations[call].returned and trace.members[call]
+                ]
+                found.append(last[-1] if last else definition)
+        return list(dict.fromkeys(found))
+
+    def _iteration(self, execution: int) -> list[int]:
+        """Return the latest executions of the statements of the innermost loop around an execution, latest first.
+
+        Executions without values are left out if their statement was executed with values before.
+        """
+        trace = self._trace(0)
+        latest: dict[int, int] = {}
+        for other in reversed(trace.members[trace.activation_of[execution]][: trace.position[execution] + 1]):
+            line = trace.executions[other].line
+            if line in latest and all(trace.executions[at].has_values for at in latest.values()):
+                break
+            if line not in latest or not trace.executions[latest[line]].has_values:
+                latest[line] = other
+            if len(latest) > _MAX_ITERATION:
+                break
+        return list(latest.values())
+
+    def _last_of_calls(self, executions: Executions) -> Iterator[Executions]:
+        """Yield the last executions of the calls in these executions, if they correspond to each other."""
+        for call, other in self._calls(executions):
+            members = self._trace(0).members[call], self._trace(1).members[other]
+            if members[0] and members[1] and self.both(0, members[0][-1]) == (members[0][-1], members[1][-1]):
+                yield members[0][-1], members[1][-1]
 
     def _search(
         self,
@@ -101,6 +152,7 @@ class Slicer:
         visited: set[tuple[tuple[int | None, int | None], str]],
     ) -> None:
         queue = deque(causes)
+        repeats: Counter[tuple[str, int, str]] = Counter()
         while queue and len(steps) < _MAX_STEPS:
             where, name, previous = queue.popleft()
             for step, following in self._follow(where, name, previous):
@@ -108,7 +160,12 @@ class Slicer:
                     continue
                 visited.add((step.executions, step.name))
                 steps.append(step)
-                queue.extend((at, other, step) for at, other in following)
+                side, execution = step.execution
+                place = self._trace(side).place(execution)
+                repeats[place.file or "", place.line or 0, name] += 1
+                # In a loop, only the value itself is followed to where it was before the loop.
+                is_loop = repeats[place.file or "", place.line or 0, name] > _MAX_REPEATS
+                queue.extend((at, other, step) for at, other in following if not is_loop or other == name)
 
     def _made(self, executions: Executions, previous: Step | None) -> Iterator[tuple[Executions, Step]]:
         """Yield the statements that made the objects which these executions use and which cannot be compared."""
@@ -122,10 +179,7 @@ class Slicer:
                 distance = 0 if previous is None else previous.distance + 1
                 step = Step((ours, theirs), name, previous, distance, is_object=True)
                 yield (ours, theirs), step
-                for call, other in self._calls((ours, theirs)):
-                    members = self._trace(0).members[call], self._trace(1).members[other]
-                    if members[0] and members[1] and self.both(0, members[0][-1]) == (members[0][-1], members[1][-1]):
-                        yield (members[0][-1], members[1][-1]), step
+                yield from ((last, step) for last in self._last_of_calls((ours, theirs)))
 
     def inputs(self, executions: Executions) -> list[str]:
         """Return the names that these executions read, whose values differ."""
@@ -135,12 +189,17 @@ class Slicer:
         names = [name for name in names if not any(other.startswith(name + ".") for other in names)]
         return names + self._drifted(executions)
 
-    def results(self, executions: Executions) -> list[Executions]:
-        """Return the last executions of the calls in these executions whose results differ."""
+    def results(self, executions: Executions, values: Sequence[Value | None] = ()) -> list[Executions]:
+        """Return the last executions of the calls in these executions whose results differ.
+
+        With `values`, only the calls that returned these values on the two ranks count.
+        """
         found = []
         for call, other in self._calls(executions):
             ours, theirs = self._trace(0).activations[call], self._trace(1).activations[other]
             if ours.returned is None or theirs.returned is None or not differs(ours.returned, theirs.returned):
+                continue
+            if values and [ours.returned, theirs.returned] != values:
                 continue
             members = self._trace(0).members[call], self._trace(1).members[other]
             if members[0] and members[1]:
@@ -251,9 +310,9 @@ class Slicer:
         found = [(executions, name) for name in self.inputs(executions)]
         return found + self._results(executions) or self._ends_of_iterators(executions)
 
-    def _results(self, executions: Executions) -> list[tuple[Executions, str]]:
+    def _results(self, executions: Executions, values: Sequence[Value | None] = ()) -> list[tuple[Executions, str]]:
         found = []
-        for result in self.results(executions):
+        for result in self.results(executions, values):
             if self.both(0, result[0]) == result:
                 found.append((result, ""))
             elif (parting := self.parting_before(0, result[0])) is not None:
@@ -295,17 +354,19 @@ class Slicer:
         self, at: Executions, name: str, use: Executions, previous: Step | None, distance: int
     ) -> Iterator[tuple[Step, list[tuple[Executions, str]]]]:
         is_argument = self._definitions[0].is_argument(use[0], name, at[0])
-        passed = self._passed(use, name, at) if is_argument else None
-        following = [(at, other) for other in passed] if passed is not None else self._causes(at)
+        following = self._passed(use, name, at) if is_argument else self._causes(at)
         is_update = bool(following) and all(item == (at, name) for item in following)
         yield Step(at, name, previous, distance, is_origin=not following, is_update=is_update), following
 
-    def _passed(self, use: Executions, name: str, at: Executions) -> list[str]:
-        """Return the names at the call whose values were passed as the argument `name`, or else all that differ."""
-        value = self._definitions[0].argument(use[0], name)
-        reads = dict(self._trace(0).executions[at[0]].reads)
-        names = self.inputs(at)
-        return [other for other in names if reads.get(other) == value] or names
+    def _passed(self, use: Executions, name: str, at: Executions) -> list[tuple[Executions, str]]:
+        """Return what made the argument `name` of the call in `at` differ.
+
+        These are the names or results with the value of the argument, or else all that differ there.
+        """
+        values = [self._definitions[side].argument(execution, name) for side, execution in enumerate(use)]
+        reads = [dict(execution.reads) for execution in self._recorded(at)]
+        names = [other for other in self.inputs(at) if [of.get(other) for of in reads] == values]
+        return [(at, other) for other in names] or self._results(at, values) or self._causes(at)
 
     def _mutation(self, executions: Executions, name: str) -> tuple[int | None, int | None] | None:
         """Return the execution that made the content of an object differ, or None if it is not known."""
@@ -317,8 +378,20 @@ class Slicer:
             if executed is None:
                 return event, None
             other = self._definitions[1].content(executed[1], identities[1], is_write=is_write)
-            if is_write or other is None or not differs(value, other):
+            if other is not None and not differs(value, other):  # What made it differ may have run on the other rank.
+                extra = self._extra_use(identities[1], executed[1], executions[1])
+                return executed if extra is None else (None, extra)
+            if is_write or other is None:
                 return executed
+        return None
+
+    def _extra_use(self, identity: int, after: int, before: int) -> int | None:
+        """Return the last use of an object between two executions of the second rank that only this rank made."""
+        for event, _, _ in self._definitions[1].events(identity, before):
+            if event <= after:
+                break
+            if self.both(1, event) is None:
+                return event
         return None
 
 
@@ -539,3 +612,14 @@ def written_differently(ours: Execution, theirs: Execution) -> str:
 def differs(value: Value, other: Value) -> bool:
     """Return whether two values are known to be different."""
     return (value.type, value.text) != (other.type, other.text) and bool(value.text or other.text)
+
+
+def sizes_differ(value: Value, other: Value) -> bool:
+    """Return whether two values are known to have different numbers of items, or different shapes."""
+    found = [match.group(1) if (match := _SIZE.match(one.text)) else "" for one in (value, other)]
+    return all(found) and found[0] != found[1]
+
+
+def has_size(value: Value) -> bool:
+    """Return whether the number of items, or the shape, of a value is known."""
+    return _SIZE.match(value.text) is not None

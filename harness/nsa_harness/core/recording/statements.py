@@ -47,6 +47,32 @@ class Statements:
                 part = statement
         return ast.unparse(part)[:_MAX_TEXT]
 
+    def end(self, place: Place) -> int:
+        """Return the last line of a simple statement, and for any other one the line of the place."""
+        statement = self.at(place)
+        is_simple = isinstance(statement, ast.stmt) and not hasattr(statement, "body")
+        return (statement.end_lineno if is_simple else None) or place.line or 0
+
+    def line_of_call(self, place: Place, function: str) -> int:
+        """Return the line of the only call of a function in a statement, or the first line of the statement."""
+        statement, name = self.at(place), function.rpartition(".")[2]
+        calls = [node for node in ast.walk(statement) if _name(node) == name] if statement is not None else []
+        lines = {node.func.end_lineno for node in calls if isinstance(node, ast.Call)}
+        return (lines.pop() if len(lines) == 1 else None) or place.line or 0
+
+    def leading_to(self, functions: Collection[str]) -> set[str]:
+        """Return the names of these functions and of the program's functions that call them, directly or indirectly."""
+        found = set(functions)
+        called = [
+            (node.name, {name for part in node.body for inner in ast.walk(part) if (name := _name(inner))})
+            for file in self._sources
+            for node in self._by_line(file).values()
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        ]
+        while more := {name for name, names in called if name not in found and names & found}:
+            found |= more
+        return found
+
     def headers_around(self, functions: Collection[str]) -> dict[tuple[str, int], tuple[int, int]]:
         """Return the loops and conditions around calls of these functions, with the lines of their body."""
         found = {}
@@ -58,6 +84,21 @@ class Statements:
                     found[file, line] = node.body[0].lineno, node.body[-1].end_lineno or line
         return found
 
+    def calls_of(self, functions: Collection[str]) -> dict[tuple[str, int], list[int]]:
+        """Return the lines of the calls of these functions in the body of each function, by file and its first line."""
+        found: dict[tuple[str, int], list[int]] = {}
+        for file in self._sources:
+            for node in self._by_line(file).values():
+                if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                    first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
+                    statements = (
+                        inner for inner in ast.walk(node) if isinstance(inner, ast.stmt) and inner is not node
+                    )
+                    lines = [inner.lineno for inner in statements if _calls_itself(inner, functions)]
+                    if lines:
+                        found[file, first] = sorted(lines)
+        return found
+
     def _parse(self, file: str) -> dict[int, ast.AST]:
         found: dict[int, ast.AST] = {}
         for node in ast.walk(parse_python(self._sources.get(file, ""))):
@@ -66,6 +107,14 @@ class Statements:
             elif isinstance(node, ast.match_case):
                 found.setdefault(node.pattern.lineno, node)
         return found
+
+
+def _calls_itself(statement: ast.stmt, functions: Collection[str]) -> bool:
+    """Return whether a simple statement calls one of the functions, or names one in a string."""
+    return not hasattr(statement, "body") and any(
+        _name(node) in functions or (isinstance(node, ast.Constant) and node.value in functions)
+        for node in ast.walk(statement)
+    )
 
 
 def _name(node: ast.AST) -> str:
