@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import takewhile
 
@@ -14,37 +13,23 @@ from nsa_harness.core.recording.alignment import Alignment, Parting, Row
 from nsa_harness.core.recording.clues import Clue, likelihood
 from nsa_harness.core.recording.communications import Shared, left_out, left_out_for
 from nsa_harness.core.recording.division import Judged, is_consequence, own_exceptions, raised_by_network
-from nsa_harness.core.recording.explanation import Candidate, OriginKind, RankValues
-from nsa_harness.core.recording.origin import changes_of_files, is_number, kind_of, kind_of_text
-from nsa_harness.core.recording.recording import Value
-from nsa_harness.core.recording.slicing import (
-    Pair,
-    Slicer,
-    Step,
-    differs,
-    extra_draws,
-    first_differences,
-    has_size,
-    sizes_differ,
-)
+from nsa_harness.core.recording.explanation import Candidate, OriginKind
+from nsa_harness.core.recording.origin import changes_of_files, is_chosen_by_rank, is_shard
+from nsa_harness.core.recording.provability import MADE_OF_DATA, OF_RANK, Provability, uses, values_of
+from nsa_harness.core.recording.recording import differs
+from nsa_harness.core.recording.slicing import Pair, Slicer, Step, extra_draws, first_differences
 from nsa_harness.core.recording.statements import Statements
-from nsa_harness.core.recording.trace import Trace
+from nsa_harness.core.recording.trace import Coverage, Trace
 from nsa_harness.core.report import Place
 from nsa_harness.core.source_code.excerpt import names_rank
 
 MOST = 8  # candidates that an explanation lists
-_NEAR = 2  # lines: two candidates so near to each other are one
-_BORING = (OriginKind.RANK, OriginKind.ENVIRONMENT)
 _OPEN = (OriginKind.CALL, OriginKind.UNKNOWN)  # kinds that do not say what makes the difference
 _SOURCES = (OriginKind.CLOCK, OriginKind.HASH_ORDER, OriginKind.RESTORED_STATE, OriginKind.OTHER_RANKS_FILE)
-_USUAL = (*_BORING, OriginKind.CLOCK)  # differences that every healthy run has
-_PROVABLE = (OriginKind.RANDOM, OriginKind.HASH_ORDER, OriginKind.CLOCK, OriginKind.ENVIRONMENT)
-_OWN_DATA = (OriginKind.RANK, OriginKind.ENVIRONMENT, OriginKind.MISSING_REDUCTION, OriginKind.UNKNOWN)
-_MADE_OF_DATA = (OriginKind.RANK, OriginKind.MISSING_REDUCTION)  # the origin only if nothing but a rank's data came in
+_USUAL = (*OF_RANK, OriginKind.CLOCK)  # differences that every healthy run has
 _BY_CHANCE = (OriginKind.LEAK, OriginKind.HASH_ORDER, OriginKind.CLOCK)
 _SPINS = 50  # executions of a statement in one call of its function after which a rank goes round in a loop
 _OF_ROLE = 4  # most definitions from a condition back to the number of the rank
-_LOGS = re.compile(r"\bisEnabledFor\(|\bgetEffectiveLevel\(")  # a rank that logs more than the others is no fault
 _WAITS = re.compile(r"\.(get|wait|acquire|join)\(")
 _NUMBER = re.compile(r"\b\d{2,}\b")
 _LATE = re.compile(r"finished reduction in the prior iteration|mark(?:ed)? (?:a variable |as )?ready", re.IGNORECASE)
@@ -59,12 +44,18 @@ class Candidates:
     alignment: Alignment
     divisions: Sequence[Judged]
     statements: Statements
-    silent: SilentDifference | None = None
-    _slicers: dict[Pair, Slicer] = field(default_factory=dict)
 
     @property
     def traces(self) -> Sequence[Trace]:
         return self.alignment.traces
+
+    @cached_property
+    def _facts(self) -> Provability:
+        return Provability(self.alignment, self.statements)
+
+    @cached_property
+    def _coverage(self) -> Coverage:
+        return Coverage(self.traces)
 
     def ranked(self) -> tuple[Candidate, ...]:
         """Return the candidates, most likely first."""
@@ -79,7 +70,8 @@ class Candidates:
         # A line whose condition only tells the ranks from each other says nothing about the lines near it.
         usual = {place: found for place, found in clues.items() if Clue.ROLE not in found}
         around = {place: {Clue.ROLE} for place in clues} | {
-            place: set().union(*(usual[other] for other in usual if self._near(place, other))) for place in usual
+            place: set().union(*(usual[other] for other in usual if self.statements.near(place, other)))
+            for place in usual
         }
         ranked: list[Candidate] = []
         remaining = list(clues)
@@ -90,19 +82,14 @@ class Candidates:
             }
             chosen = max(remaining, key=scores.__getitem__)
             ranked.append(best[chosen])
-            remaining = [place for place in remaining if not self._near(place, chosen)]
+            remaining = [place for place in remaining if not self.statements.near(place, chosen)]
         for candidate in self._by_chance():
-            if not any(_near(candidate.place, other.place) and other.is_provable for other in ranked):
+            if not any(self.statements.near(candidate.place, other.place) and other.is_provable for other in ranked):
                 ranked.append(candidate)
         return tuple(ranked[: MOST + 2])
 
-    def _near(self, place: Place, other: Place) -> bool:
-        """Return whether two lines are near to each other, or parts of the same statement."""
-        first, second = sorted((place, other), key=lambda one: one.line or 0)
-        return _near(place, other) or (place.file == other.file and (second.line or 0) <= self.statements.end(first))
-
     def _clues(self) -> Iterator[Named]:
-        failed = any(trace.raising(roots[-1]) is not None for trace in self.traces for _, roots in trace.roots if roots)
+        failed = any(trace.error is not None or own_exceptions(trace) for trace in self.traces)
         if not self.divisions and not failed and all(self._has_ended(trace) for trace in self.traces):
             yield from self._early_collections()
             yield from self._uses_of_difference()
@@ -169,10 +156,10 @@ class Candidates:
         data: list[Named] = []
         for pair in self._outer_pairs():
             for step in first_differences(self.alignment, pair):
-                kind = self._kind(step, pair)
+                kind = self._facts.kind(step, pair)
                 if kind not in _USUAL:
                     named = Clue.OWN_NUMBER, self._of_step(step, kind, pair, self._ranks(pair[1:]))
-                    if isinstance(self._statement_of(step, pair), ast.For):
+                    if isinstance(self._facts.statement_of(step, pair), ast.For):
                         data.append(named)
                     else:
                         yield named
@@ -186,7 +173,7 @@ class Candidates:
         """
         for pair in self._outer_pairs():
             steps = [*first_differences(self.alignment, pair), *extra_draws(self.alignment, pair)]
-            kinds = [self._kind(step, pair) for step in steps]
+            kinds = [self._facts.kind(step, pair) for step in steps]
             for step, kind in zip(steps, kinds, strict=True):
                 if kind in _BY_CHANCE:
                     candidate = self._of_step(step, kind, pair, self._ranks(pair[1:]))
@@ -231,27 +218,21 @@ class Candidates:
             others = [n for n in self.alignment.rows[row] if self.traces[n].rank not in ranks] if row >= 0 else []
             if others:
                 pair = (number, others[0])
-                steps = self._slicer(pair).slice((execution, self.alignment.rows[row][others[0]]))
+                steps = self._facts.slicer(pair).slice((execution, self.alignment.rows[row][others[0]]))
                 yield from self._of_steps(steps, pair, ranks)
 
     def _peers_left(self) -> Iterator[Named]:
         """Yield the call in which a rank lost its connection, and which a rank that ended had finished."""
-        ended = [
-            n
-            for n, trace in enumerate(self.traces)
-            if self._has_ended(trace) and trace.raising(trace.roots[0][1][-1]) is None
-        ]
+        ended = [n for n, trace in enumerate(self.traces) if self._has_ended(trace) and trace.error is None]
         for number, trace in enumerate(self.traces):
-            raising = trace.raising(trace.roots[0][1][-1]) if ended and trace.roots and trace.roots[0][1] else None
-            if raising is None:
+            raising = None if trace.error is None else trace.innermost_raise(trace.error)
+            if not ended or raising is None or not raised_by_network(trace, raising):
                 continue
-            innermost = _innermost_raise(trace, raising)
-            if raised_by_network(trace, innermost):
-                for execution in (innermost, *trace.outer(innermost)):
-                    other = self.alignment.counterpart(number, execution, ended[0])
-                    if other is not None and self.traces[ended[0]].next_line(other) is not None:
-                        yield Clue.PEER_LEFT, self._candidate(number, execution, OriginKind.CALL, (trace.rank,))
-                        return
+            for execution in (raising, *trace.outer(raising)):
+                other = self.alignment.counterpart(number, execution, ended[0])
+                if other is not None and self.traces[ended[0]].next_line(other) is not None:
+                    yield Clue.PEER_LEFT, self._candidate(number, execution, OriginKind.CALL, (trace.rank,))
+                    return
 
     def _quoted(self, number: int, execution: int) -> Iterator[int]:
         """Yield the executions that made a number which the message of an exception names."""
@@ -265,7 +246,7 @@ class Candidates:
                 if value.text in quoted and "." in name and value.type == "int"
             ]
             if named:
-                yield from self._slicer((number, 1 - min(number, 1))).makers(other, named[:1])
+                yield from self._facts.slicer((number, 1 - min(number, 1))).makers(other, named[:1])
                 return
 
     def _is_late(self, number: int, execution: int) -> bool:
@@ -281,7 +262,7 @@ class Candidates:
 
     def _is_role(self, place: Place, row: Row, pair: Pair) -> bool:
         """Return whether a condition, or a call of different functions, only tells ranks from each other by number."""
-        steps = self._slicer(pair).slice((row[pair[0]], row[pair[1]]))
+        steps = self._facts.slicer(pair).slice((row[pair[0]], row[pair[1]]))
         calls = {
             tuple(self.traces[n].function(call) for call in self.traces[n].calls.get(row[n], ())[:1]) for n in pair
         }
@@ -292,7 +273,7 @@ class Candidates:
             return False
         elif not named:
             return names_rank(self.statements.header(place))
-        is_of_rank = all(self._kind(step, pair) in _BORING for step in named)
+        is_of_rank = all(self._facts.kind(step, pair) in OF_RANK for step in named)
         return is_of_rank and (len(calls) > 1 or self._tells_ranks(row, pair))
 
     def _tells_ranks(self, row: Row, pair: Pair) -> bool:
@@ -302,7 +283,7 @@ class Candidates:
         ranks = [str(self.traces[number].rank) for number in pair]
         if any([first[name].text, second[name].text] == ranks or first[name].type == "bool" for name in different):
             return True
-        return all(len(self._ways[number][self._line(self.traces[number], row[number])]) < 2 for number in pair)
+        return all(len(self._coverage.ways[number][self._coverage.line(number, row[number])]) < 2 for number in pair)
 
     def _place(self, judged: Judged) -> Place:
         return self.traces[judged.pair[0]].place(judged.row[judged.pair[0]])
@@ -311,7 +292,7 @@ class Candidates:
         """Return the statement that raised the exception which only one rank of the division had."""
         for number in judged.pair:
             trace = self.traces[number]
-            raising = _innermost_raise(trace, judged.row[number])
+            raising = trace.innermost_raise(judged.row[number])
             if raising != judged.row[number] and not raised_by_network(trace, raising):
                 return self._candidate(number, raising, OriginKind.EXCEPTION, self._ranks(judged.minority))
         return None
@@ -330,12 +311,12 @@ class Candidates:
                 for opposite in shared.unpaired(self.traces[other].communications):
                     if opposite.peer == trace.rank and opposite.tag != awaited.tag:
                         pair = (number, other)
-                        steps = self._slicer(pair).slice((owner, self.traces[other].owner(opposite)))
-                        made = self._of_steps(steps, pair, self._ranks(pair))
-                        yield from ((Clue.MESSAGE, candidate) for _, candidate in made)
+                        steps = self._facts.slicer(pair).slice((owner, self.traces[other].owner(opposite)))
+                        named = self._of_steps(steps, pair, self._ranks(pair))
+                        yield from ((Clue.MESSAGE, candidate) for _, candidate in named)
                         break
                 omitted = tuple(left_out(self.traces[other], awaited, self.statements))
-                made = self._slicer((other, number)).makers(omitted[0]) if omitted else ()
+                made = self._facts.slicer((other, number)).makers(omitted[0]) if omitted else []
                 for clue, executions in (Clue.MESSAGE, omitted), (Clue.MESSAGE_VALUE, made):
                     for execution in executions:
                         yield clue, self._candidate(other, execution, OriginKind.CALL, (self.traces[other].rank,))
@@ -355,7 +336,7 @@ class Candidates:
         trace = self.traces[number]
         for found in self._end_of_handler(trace, execution):
             yield Clue.HANDLER, self._candidate(number, found, OriginKind.EXCEPTION, (trace.rank,))
-        raising = _innermost_raise(trace, execution)
+        raising = trace.innermost_raise(execution)
         yield Clue.RAISED, self._candidate(number, raising, OriginKind.EXCEPTION, (trace.rank,))
 
     def _end_of_handler(self, trace: Trace, execution: int) -> tuple[int, ...]:
@@ -371,14 +352,18 @@ class Candidates:
 
     def _raised_elsewhere(self, number: int, execution: int) -> bool:
         """Return whether another rank had an exception in the same statement of the program."""
-        line = self._line(self.traces[number], execution)
+        line = self._coverage.line(number, execution)
         return any(line in raised for other, raised in enumerate(self._raised) if other != number)
 
     @cached_property
     def _raised(self) -> list[set[tuple[str, int]]]:
         return [
-            {self._line(trace, n) for n, execution in enumerate(trace.executions) if execution.raised is not None}
-            for trace in self.traces
+            {
+                self._coverage.line(number, n)
+                for n, execution in enumerate(trace.executions)
+                if execution.raised is not None
+            }
+            for number, trace in enumerate(self.traces)
         ]
 
     def _new_partings(self) -> Iterator[Named]:
@@ -398,7 +383,7 @@ class Candidates:
             yield self._parted(clue, candidate, parting.row, pair)
 
     def steps(self, judged: Judged) -> list[Step]:
-        return self._slicer(judged.pair).slice((judged.row[judged.pair[0]], judged.row[judged.pair[1]]))
+        return self._facts.slicer(judged.pair).slice((judged.row[judged.pair[0]], judged.row[judged.pair[1]]))
 
     def _at_division(self, judged: Judged, steps: Sequence[Step]) -> Candidate:
         number = judged.pair[0]
@@ -408,34 +393,17 @@ class Candidates:
         if sum(item is not None for item in raised) == 1:
             kind = OriginKind.EXCEPTION
         elif origin := next((step for step in steps if step.is_origin or step.is_leak), None):
-            kind = self._kind(origin, judged.pair)
+            kind = self._facts.kind(origin, judged.pair)
         ranks = self._ranks(judged.minority)
         at_division = self._candidate(number, execution, kind, ranks, row=judged.row)
         is_open = kind in (OriginKind.UNKNOWN, OriginKind.CALL, OriginKind.MISSING_REDUCTION)
         if is_open and isinstance(self.statements.at(self._place(judged)), ast.If | ast.While):
-            values = self._decisive_number(steps, judged.pair)
+            values = self._facts.decisive_number(steps, judged.pair)
             if values is not None:
                 others = tuple(other for other in at_division.values if other.name != values.name)
                 kind, name = OriginKind.MISSING_REDUCTION, values.name
                 return replace(at_division, kind=kind, name=name, values=(values, *others))
         return at_division
-
-    def _decisive_number(self, steps: Sequence[Step], pair: Pair) -> RankValues | None:
-        """Return the values of the nearest number that differs between the ranks and is not the rank, or None."""
-        ranks = [str(self.traces[number].rank) for number in pair]
-        for step in steps:
-            first, second = step.executions
-            if first is None or second is None or step.is_object:
-                continue
-            run = [self.traces[number].executions[at] for number, at in zip(pair, (first, second), strict=True)]
-            own, other = ({**dict(execution.reads), **dict(execution.writes)} for execution in run)
-            for name, value in own.items():
-                texts = [value.text, other[name].text] if name in other else ["", ""]
-                is_scalar = is_number(value) and all(texts) and not any("[" in text for text in texts)
-                if is_scalar and texts[0] != texts[1] and texts != ranks:
-                    by_rank = zip((self.traces[number].rank for number in pair), texts, strict=True)
-                    return RankValues(name=name, values=tuple(sorted(by_rank)))
-        return None
 
     def _of_steps(
         self, steps: Sequence[Step], pair: Pair, ranks: tuple[int, ...], *, is_loop: bool = False
@@ -444,24 +412,30 @@ class Candidates:
         places: dict[Place, Step] = {}
         for step in steps:
             if not step.is_update and not self._only_returns(step, pair):
-                places.setdefault(self._place_of(step, pair), step)
+                places.setdefault(self._facts.place_of(step, pair), step)
         found, steps = steps, tuple(places.values())
-        kinds = {step: self._kind(step, pair) for step in steps}
+        kinds = {step: self._facts.kind(step, pair) for step in steps}
         names = {step: step.name for step in steps}
         for step in steps:
             if kinds[step] is OriginKind.UNKNOWN and (name := self._own_data(step, pair)) is not None:
                 kinds[step], names[step] = OriginKind.MISSING_REDUCTION, name
         leaks = [step for step in steps if step.is_leak]
-        shards = [step for step in steps if is_loop and kinds[step] is OriginKind.RANK and self._is_shard(step, pair)]
-        chosen = [step for step in steps if self._chooses_by_rank(step, pair)]
+        shards = [
+            step
+            for step in steps
+            if is_loop
+            and kinds[step] is OriginKind.RANK
+            and is_shard(step, self.traces, pair, self._facts.statement_of(step, pair))
+        ]
+        chosen = [step for step in steps if is_chosen_by_rank(step, self._facts.statement_of(step, pair))]
         sources = [
             s for s in steps if kinds[s] in _SOURCES and not any(o.previous is s and o.is_parting for o in found)
         ]
         drifts = [step for step in steps if step.is_origin and kinds[step] is OriginKind.RANDOM]
-        nearest = [step for step in steps if kinds[step] not in _BORING and not step.is_object]
+        nearest = [step for step in steps if kinds[step] not in OF_RANK and not step.is_object]
         origins = [step for step in nearest if step.is_origin]
-        choices = [s for s in steps if s.is_parting and isinstance(self._statement_of(s, pair), ast.If | ast.Try)]
-        own = [step for step in steps if kinds[step] in _BORING and not step.is_object]
+        choices = [s for s in steps if s.is_parting and isinstance(self._facts.statement_of(s, pair), ast.If | ast.Try)]
+        own = [step for step in steps if kinds[step] in OF_RANK and not step.is_object]
         for clue, made in (
             (Clue.LEAK, [step for step in leaks[:1] if step.distance < 2 or step.name.startswith("generator:")]),
             (Clue.SHARD, shards[-1:]),
@@ -473,11 +447,13 @@ class Candidates:
         ):
             for step in made:
                 candidate = replace(self._of_step(step, kinds[step], pair, ranks), name=names[step])
-                is_effect = kinds[step] in (*_MADE_OF_DATA, OriginKind.RANDOM) and self._is_effect(step, found, pair)
+                is_effect = kinds[step] in (*MADE_OF_DATA, OriginKind.RANDOM) and self._facts.is_effect(
+                    step, found, pair
+                )
                 yield clue, replace(candidate, is_provable=False) if is_effect else candidate
         for step in leaks[:1]:
             side, execution = step.execution
-            if (caller := self._alone(pair[side], execution)) != execution:
+            if (caller := self._coverage.alone(pair[side], execution)) != execution:
                 trace = self.traces[pair[side]]
                 called = next(
                     call
@@ -498,85 +474,24 @@ class Candidates:
                 rank = self.traces[number].rank
                 yield Clue.FILE_CHANGED, self._candidate(number, change, OriginKind.OTHER_RANKS_FILE, (rank,))
 
-    def _is_shard(self, step: Step, pair: Pair) -> bool:
-        """Return whether a statement takes data by the number of the rank, so that their size differs or is unknown."""
-        if None in step.executions or isinstance(self._statement_of(step, pair), ast.For):
-            return False
-        made = []
-        for number, execution in zip(pair, step.executions, strict=True):
-            trace = self.traces[number]
-            writes = dict(self.traces[number].executions[execution].writes)
-            if isinstance(self._statement_of(step, pair), ast.Return):
-                returned = trace.activations[trace.activation_of[execution]].returned
-                writes = {} if returned is None else {"": returned}
-            made.append(writes)
-        ranks = [str(self.traces[number].rank) for number in pair]
-        for name, value in made[0].items():
-            other = made[1].get(name)
-            if other is None:
-                continue
-            if sizes_differ(value, other) or (step.is_object and has_size(value)):
-                return True
-            if not name and value.type == "int" and differs(value, other) and [value.text, other.text] != ranks:
-                return True
-        return False
-
-    def _chooses_by_rank(self, step: Step, pair: Pair) -> bool:
-        """Return whether the number of the rank decides here what is passed to a function that makes the value."""
-        statement = self._statement_of(step, pair)
-        if statement is None or hasattr(statement, "body") or step.name in ("", "self"):
-            return False
-        passed = (part for node in ast.walk(statement) if isinstance(node, ast.Call) for part in node.args)
-        return any(isinstance(part, ast.IfExp) and names_rank(ast.unparse(part.test)) for part in passed)
-
     def _own_data(self, step: Step, pair: Pair) -> str | None:
         """Return the number by which a statement decides or that it returns, "" if tensors decide, or None."""
         first, second = step.executions
         if step.name or first is None or second is None:
             return None
-        statement = self._statement_of(step, pair)
+        statement = self._facts.statement_of(step, pair)
         if not isinstance(statement, ast.If | ast.Return):
             return None
-        if (values := self._decisive_number([step], pair)) is not None:
+        if (values := self._facts.decisive_number([step], pair)) is not None:
             return values.name
         names = Slicer(self.alignment, pair).inputs((first, second))
         reads = dict(self.traces[pair[0]].executions[first].reads)
         is_by_tensors = names and all(name in reads and reads[name].type == "Tensor" for name in names)
         return "" if is_by_tensors and isinstance(statement, ast.If) else None
 
-    def _kind(self, step: Step, pair: Pair) -> OriginKind:
-        return kind_of(step, self.traces, pair, self.statements)
-
-    def _place_of(self, step: Step, pair: Pair) -> Place:
-        side, execution = step.execution
-        return self.traces[pair[side]].place(execution)
-
-    def _statement_of(self, step: Step, pair: Pair) -> ast.AST | None:
-        return self.statements.at(self._place_of(step, pair))
-
-    def _is_effect(self, step: Step, steps: Sequence[Step], pair: Pair) -> bool:
-        """Return whether the difference in a step can come from more than the number and the data of a rank.
-
-        `steps`: the whole slice. A number that differs before the step, or an earlier difference of another kind, makes
-        the step an effect. A random draw is one only after a leak. What depends on the number of the rank is data of
-        the rank, which rightly differ, unless only numbers lead from there to the division.
-        """
-        place, kind = self._place_of(step, pair), self._kind(step, pair)
-        if kind is OriginKind.RANK and any(at.name and self._decisive_number([at], pair) is None for at in _uses(step)):
-            return True
-        for other in steps:
-            if other.executions == step.executions or not any(at.executions == step.executions for at in _uses(other)):
-                continue
-            if other.is_leak or (kind is not OriginKind.RANDOM and self._kind(other, pair) not in _OWN_DATA):
-                return True
-            is_near = _near(place, self._place_of(other, pair))
-            if kind is not OriginKind.RANDOM and not is_near and self._decisive_number([other], pair) is not None:
-                return True
-        return False
-
     def _only_returns(self, step: Step, pair: Pair) -> bool:
         """Return whether the step is a `return` of a name within the program, where nothing is decided."""
-        match self._statement_of(step, pair):
+        match self._facts.statement_of(step, pair):
             case ast.Return(value=ast.Name() | ast.Constant() | None):
                 return step.distance > 0
         return False
@@ -589,8 +504,8 @@ class Candidates:
         caller = self._caller(step, pair) if step.is_leak else None
         row = self.alignment.row_of[pair[side]][execution]
         chain: list[tuple[Place, str]] = []
-        for follower in (step, *_uses(step)):
-            if (link := (self._place_of(follower, pair), follower.name)) not in chain[-1:]:
+        for follower in (step, *uses(step)):
+            if (link := (self._facts.place_of(follower, pair), follower.name)) not in chain[-1:]:
                 chain.append(link)
         candidate = self._candidate(
             pair[side],
@@ -602,35 +517,11 @@ class Candidates:
             chain=tuple(chain[:12]),
             caller=None if caller is None else trace.place(caller),
         )
-        return replace(candidate, is_provable=self._is_provable(step, kind, pair))
-
-    def _is_provable(self, step: Step, kind: OriginKind, pair: Pair) -> bool:
-        """Return whether the difference can have begun at this step, so that an experiment there proves the origin.
-
-        An extra call is the origin only if its ranks were sent there by their number, and a value that was not reduced
-        only if no communication took part in it.
-        """
-        side, execution = step.execution
-        trace = self.traces[pair[side]]
-        if kind in _MADE_OF_DATA:
-            return not any(execution == owner or execution in trace.outer(owner) for owner in trace.owners)
-        if kind is not OriginKind.LEAK:
-            return kind in _PROVABLE
-        slicer = self._slicer(pair)
-        parting = slicer.parting_before(side, execution)
-        if parting is None:
-            return False
-        header = self.statements.header(trace.place(parting[0][side]))
-        if kind_of_text(header) not in (OriginKind.UNKNOWN, *_BORING):
-            return False  # such as a file, which differs for a reason that no value shows
-        named = [cause for cause in slicer.slice(parting[0]) if cause.name and not cause.is_object]
-        if named:
-            return all(self._kind(cause, pair) in _BORING for cause in named)
-        return names_rank(header) or _LOGS.search(header) is not None
+        return replace(candidate, is_provable=self._facts.is_provable(step, kind, pair))
 
     def _caller(self, step: Step, pair: Pair) -> int | None:
         side, execution = step.execution
-        parting = self._slicer(pair).parting_before(side, execution)
+        parting = self._facts.slicer(pair).parting_before(side, execution)
         return None if parting is None or parting[1] == execution else parting[1]
 
     def _of_operations(self, judged: Judged) -> Iterator[Named]:
@@ -642,13 +533,10 @@ class Candidates:
             trace = self.traces[number]
             owner = trace.owner(operation)
             if owner >= 0:
-                yield Clue.OPERATION, self._candidate(number, self._alone(number, owner), OriginKind.CALL, ranks)
-
-    def _alone(self, number: int, execution: int) -> int:
-        """Return the innermost execution around this one whose statement no other rank ever executed, or this one."""
-        others, trace = self._ran_elsewhere(number), self.traces[number]
-        around = (execution, *trace.outer(execution))
-        return next((e for e in around if self._line(trace, e) not in others), execution)
+                yield (
+                    Clue.OPERATION,
+                    self._candidate(number, self._coverage.alone(number, owner), OriginKind.CALL, ranks),
+                )
 
     # Coverage.
 
@@ -656,8 +544,8 @@ class Candidates:
         """Yield the latest statements that only one rank ever executed, and the statement that led to them."""
         latest: tuple[float, int, int] | None = None
         for number, trace in enumerate(self.traces):
-            others = self._ran_elsewhere(number)
-            alone = sorted(execution for line, execution in self._ran[number].items() if line not in others)
+            others = self._coverage.elsewhere(number)
+            alone = sorted(execution for line, execution in self._coverage.first[number].items() if line not in others)
             if alone:
                 start = alone[-1]
                 for execution in reversed(alone[:-1]):
@@ -670,24 +558,9 @@ class Candidates:
         ranks = (self.traces[number].rank,)
         yield Clue.ALONE, self._candidate(number, start, OriginKind.CALL, ranks)
         pair = (number, next(n for n in range(len(self.traces)) if n != number))
-        if (parting := self._slicer(pair).parting_before(0, start)) is not None:
+        if (parting := self._facts.slicer(pair).parting_before(0, start)) is not None:
             candidate = self._candidate(number, parting[0][0], OriginKind.CALL, ranks)
             yield self._parted(Clue.BEFORE_ALONE, candidate, dict(zip(pair, parting[0], strict=True)), pair)
-
-    @cached_property
-    def _ran(self) -> list[dict[tuple[str, int], int]]:
-        """The first execution of each statement, for each trace."""
-        return [
-            {self._line(trace, execution): execution for execution in reversed(range(len(trace.executions)))}
-            for trace in self.traces
-        ]
-
-    def _ran_elsewhere(self, number: int) -> set[tuple[str, int]]:
-        """Return the statements that the other traces executed."""
-        return set().union(*(lines for other, lines in enumerate(self._ran) if other != number))
-
-    def _line(self, trace: Trace, execution: int) -> tuple[str, int]:
-        return trace.activations[trace.activation_of[execution]].file, trace.executions[execution].line
 
     # Ends.
 
@@ -702,7 +575,7 @@ class Candidates:
                 members = trace.members[trace.activation_of[execution]]
                 line = trace.executions[execution].line
                 is_loop = sum(trace.executions[other].line == line for other in members) > _SPINS
-                steps = self._slicer(pair).behind(execution)
+                steps = self._facts.slicer(pair).behind(execution)
                 yield from self._of_steps(steps, pair, (trace.rank,), is_loop=is_loop)
                 yield from self._left_out(number, execution)
 
@@ -718,29 +591,12 @@ class Candidates:
     def _new_ways(self) -> Iterator[Named]:
         """Yield the two latest statements of each rank from which it went on in a way in which it never had before."""
         for number, trace in enumerate(self.traces):
-            ways = self._ways[number]
+            ways = self._coverage.ways[number]
             latest = [max(first.values(), key=trace.order) for first in ways.values() if len(first) > 1]
             for execution in sorted(latest, key=trace.order)[:-3:-1]:
                 yield Clue.NEW_WAY, self._candidate(number, execution, OriginKind.CALL, (trace.rank,))
 
-    @cached_property
-    def _ways(self) -> list[dict[tuple[str, int], dict[int | None, int]]]:
-        """By trace and statement: the first execution that went on to each next line."""
-        found: list[dict[tuple[str, int], dict[int | None, int]]] = []
-        for trace in self.traces:
-            ways: defaultdict[tuple[str, int], dict[int | None, int]] = defaultdict(dict)
-            for execution in range(len(trace.executions)):
-                if (following := trace.next_line(execution)) != 0:
-                    ways[self._line(trace, execution)].setdefault(following, execution)
-            found.append(ways)
-        return found
-
     # Facts.
-
-    def _slicer(self, pair: Pair) -> Slicer:
-        if pair not in self._slicers:
-            self._slicers[pair] = Slicer(self.alignment, pair)
-        return self._slicers[pair]
 
     def _ranks(self, numbers: Iterable[int]) -> tuple[int, ...]:
         return tuple(sorted(self.traces[number].rank for number in numbers))
@@ -769,47 +625,3 @@ class Candidates:
             caller=caller,
             is_provable=False,
         )
-
-
-def _uses(step: Step) -> Iterator[Step]:
-    """Yield the steps from a definition to the division."""
-    follower = step.previous
-    while follower is not None:
-        yield follower
-        follower = follower.previous
-
-
-def _innermost_raise(trace: Trace, execution: int) -> int:
-    """Return the execution in which the exception that left this execution was raised."""
-    while trace.executions[execution].raised is not None:
-        raising = [found for call in trace.calls.get(execution, ()) if (found := trace.raising(call)) is not None]
-        if not raising:
-            break
-        execution = raising[-1]
-    return execution
-
-
-def values_of(traces: Sequence[Trace], row: Row) -> tuple[RankValues, ...]:
-    """Return the values that the statement read and assigned, those that differ first."""
-    names: dict[str, dict[int, Value]] = {}
-    for number, execution in row.items():
-        recorded = traces[number].executions[execution]
-        for name, value in (*recorded.reads, *recorded.writes):
-            if value.text:
-                names.setdefault(name, {})[number] = value
-    ordered = sorted(names.items(), key=lambda item: not _differ(item[1]))
-    return tuple(
-        RankValues(
-            name=name, values=tuple(sorted((traces[number].rank, value.text) for number, value in values.items()))
-        )
-        for name, values in ordered[:8]
-    )
-
-
-def _differ(values: dict[int, Value]) -> bool:
-    first, *others = values.values()
-    return any(differs(first, other) for other in others)
-
-
-def _near(place: Place, other: Place) -> bool:
-    return place.file == other.file and abs((place.line or 0) - (other.line or 0)) <= _NEAR

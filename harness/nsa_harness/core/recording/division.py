@@ -43,8 +43,7 @@ class Divisions:
         self._traces = alignment.traces
         self._shared = Shared(self._traces)
         self._balanced: dict[tuple[int, int], int] = {}
-        last = {number: roots[-1] for number, trace in enumerate(self._traces) for _, roots in trace.roots[:1] if roots}
-        self._failed = {number for number, root in last.items() if self._traces[number].raising(root) is not None}
+        self._failed = {number for number, trace in enumerate(self._traces) if trace.error is not None}
         self._forms = Counter(map(self._form, alignment.partings))
 
     def judge(self) -> list[Judged]:
@@ -139,7 +138,7 @@ class Divisions:
         ranks = {trace.rank: number for number, trace in enumerate(self._traces)}
         for number, made in own.items():
             for message in self._shared.unpaired(made):
-                if ranks.get(message.peer) in self._failed:
+                if message.peer is not None and ranks.get(message.peer, -1) in self._failed:
                     continue
                 other = next((n for n in row if self._traces[n].rank == message.peer), number)
                 pair = (number, other)

@@ -6,11 +6,11 @@ import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
-from nsa_harness.core.recording.alignment import align
-from nsa_harness.core.recording.candidates import Candidates, values_of
-from nsa_harness.core.recording.control_flow import ControlFlow
-from nsa_harness.core.recording.division import Divisions, Judged, failed_children
-from nsa_harness.core.recording.explanation import Division, Explanation, SilentDifference
+from nsa_harness.core.recording.alignment import ControlFlow, align
+from nsa_harness.core.recording.candidates import Candidates
+from nsa_harness.core.recording.division import Divisions, Judged
+from nsa_harness.core.recording.explanation import Division, Explanation
+from nsa_harness.core.recording.provability import values_of
 from nsa_harness.core.recording.recording import RankRecording
 from nsa_harness.core.recording.statements import Statements
 from nsa_harness.core.recording.trace import Trace, trace_of

@@ -6,8 +6,10 @@ order. An execution holds the activations that it started.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
 from dataclasses import dataclass, field
+
+_SIZE = re.compile(r"(?:\w+ )?(\d+ items|\[[\d, ]*\])")  # such as "int64 [8, 4] crc 1f2e3d4c" or "3 items crc 1f2e3d4c"
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,11 +99,23 @@ class RankRecording:
     problems: tuple[str, ...] = ()  # parts of the recording that are missing, and why
 
 
-def executions_of(recording: RankRecording) -> Iterator[tuple[Activation, Execution]]:
-    """Yield every execution of a recording with its activation, each activation in the order of time."""
-    remaining = [activation for thread in recording.threads for activation in thread.activations]
-    while remaining:
-        activation = remaining.pop()
-        for execution in activation.executions:
-            remaining += execution.calls
-            yield activation, execution
+def differs(value: Value, other: Value) -> bool:
+    """Return whether two values are known to be different."""
+    return (value.type, value.text) != (other.type, other.text) and bool(value.text or other.text)
+
+
+def has_size(value: Value) -> bool:
+    """Return whether the number of items, or the shape, of a value is known."""
+    return _SIZE.match(value.text) is not None
+
+
+def sizes_differ(value: Value, other: Value) -> bool:
+    """Return whether two values are known to have different numbers of items, or different shapes."""
+    ours, theirs = _SIZE.match(value.text), _SIZE.match(other.text)
+    return ours is not None and theirs is not None and ours.group(1) != theirs.group(1)
+
+
+def written_differently(ours: Execution, theirs: Execution) -> str:
+    """Return the first name to which both executions assigned different values, or "" if there is none."""
+    others = dict(theirs.writes)
+    return next((name for name, value in ours.writes if name in others and differs(value, others[name])), "")

@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import re
 from bisect import bisect_left
-from collections import Counter, defaultdict, deque
+from collections import defaultdict, deque
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeVar
 
 from nsa_harness.core.recording.alignment import Alignment
-from nsa_harness.core.recording.recording import Activation, Execution, Value
+from nsa_harness.core.recording.recording import Activation, Execution, Value, differs, written_differently
 from nsa_harness.core.recording.trace import Trace
 
 _MAX_STEPS = 600  # definitions that one slice inspects
-_MAX_REPEATS = 3  # executions of one definition of which all inputs are followed
 _MAX_ITERATION = 20  # statements of one iteration of a loop
 _MAX_OBJECTS = 4  # definitions of objects from one to the next
 _MAX_DRAWS = 8  # draws in different states that are traced back for each generator
 _MAX_EVENTS = 300  # uses of one object that are inspected
 _GENERATOR = "generator:"  # prefix of the name under which the state of a random generator is followed
-
-_SIZE = re.compile(r"(?:\w+ )?(\d+ items|\[[\d, ]*\])")  # such as "int64 [8, 4] crc 1f2e3d4c" or "3 items crc 1f2e3d4c"
 
 _Key = TypeVar("_Key", bound=Hashable)
 Pair = tuple[int, int]  # two traces
@@ -152,7 +148,6 @@ class Slicer:
         visited: set[tuple[tuple[int | None, int | None], str]],
     ) -> None:
         queue = deque(causes)
-        repeats: Counter[tuple[str, int, str]] = Counter()
         while queue and len(steps) < _MAX_STEPS:
             where, name, previous = queue.popleft()
             for step, following in self._follow(where, name, previous):
@@ -160,12 +155,7 @@ class Slicer:
                     continue
                 visited.add((step.executions, step.name))
                 steps.append(step)
-                side, execution = step.execution
-                place = self._trace(side).place(execution)
-                repeats[place.file or "", place.line or 0, name] += 1
-                # In a loop, only the value itself is followed to where it was before the loop.
-                is_loop = repeats[place.file or "", place.line or 0, name] > _MAX_REPEATS
-                queue.extend((at, other, step) for at, other in following if not is_loop or other == name)
+                queue.extend((at, other, step) for at, other in following)
 
     def _made(self, executions: Executions, previous: Step | None) -> Iterator[tuple[Executions, Step]]:
         """Yield the statements that made the objects which these executions use and which cannot be compared."""
@@ -189,17 +179,12 @@ class Slicer:
         names = [name for name in names if not any(other.startswith(name + ".") for other in names)]
         return names + self._drifted(executions)
 
-    def results(self, executions: Executions, values: Sequence[Value | None] = ()) -> list[Executions]:
-        """Return the last executions of the calls in these executions whose results differ.
-
-        With `values`, only the calls that returned these values on the two ranks count.
-        """
+    def results(self, executions: Executions) -> list[Executions]:
+        """Return the last executions of the calls in these executions whose results differ."""
         found = []
         for call, other in self._calls(executions):
             ours, theirs = self._trace(0).activations[call], self._trace(1).activations[other]
             if ours.returned is None or theirs.returned is None or not differs(ours.returned, theirs.returned):
-                continue
-            if values and [ours.returned, theirs.returned] != values:
                 continue
             members = self._trace(0).members[call], self._trace(1).members[other]
             if members[0] and members[1]:
@@ -310,9 +295,9 @@ class Slicer:
         found = [(executions, name) for name in self.inputs(executions)]
         return found + self._results(executions) or self._ends_of_iterators(executions)
 
-    def _results(self, executions: Executions, values: Sequence[Value | None] = ()) -> list[tuple[Executions, str]]:
+    def _results(self, executions: Executions) -> list[tuple[Executions, str]]:
         found = []
-        for result in self.results(executions, values):
+        for result in self.results(executions):
             if self.both(0, result[0]) == result:
                 found.append((result, ""))
             elif (parting := self.parting_before(0, result[0])) is not None:
@@ -361,12 +346,12 @@ class Slicer:
     def _passed(self, use: Executions, name: str, at: Executions) -> list[tuple[Executions, str]]:
         """Return what made the argument `name` of the call in `at` differ.
 
-        These are the names or results with the value of the argument, or else all that differ there.
+        These are the names with the value of the argument, or else all that differs there.
         """
         values = [self._definitions[side].argument(execution, name) for side, execution in enumerate(use)]
         reads = [dict(execution.reads) for execution in self._recorded(at)]
         names = [other for other in self.inputs(at) if [of.get(other) for of in reads] == values]
-        return [(at, other) for other in names] or self._results(at, values) or self._causes(at)
+        return [(at, other) for other in names] or self._causes(at)
 
     def _mutation(self, executions: Executions, name: str) -> tuple[int | None, int | None] | None:
         """Return the execution that made the content of an object differ, or None if it is not known."""
@@ -599,27 +584,3 @@ class Definitions:
             for _, value in values
             if value.identity
         )
-
-
-def written_differently(ours: Execution, theirs: Execution) -> str:
-    """Return the first name to which both executions assigned different values, or "" if there is none."""
-    if not ours.writes or not theirs.writes:
-        return ""
-    others = dict(theirs.writes)
-    return next((name for name, value in ours.writes if name in others and differs(value, others[name])), "")
-
-
-def differs(value: Value, other: Value) -> bool:
-    """Return whether two values are known to be different."""
-    return (value.type, value.text) != (other.type, other.text) and bool(value.text or other.text)
-
-
-def sizes_differ(value: Value, other: Value) -> bool:
-    """Return whether two values are known to have different numbers of items, or different shapes."""
-    found = [match.group(1) if (match := _SIZE.match(one.text)) else "" for one in (value, other)]
-    return all(found) and found[0] != found[1]
-
-
-def has_size(value: Value) -> bool:
-    """Return whether the number of items, or the shape, of a value is known."""
-    return _SIZE.match(value.text) is not None

@@ -9,6 +9,7 @@ from functools import cache
 from nsa_harness.core.report import Place
 from nsa_harness.core.source_code.excerpt import parse_python
 
+_NEAR = 2  # lines
 _MAX_TEXT = 200  # longest source text of a statement
 
 
@@ -47,11 +48,14 @@ class Statements:
                 part = statement
         return ast.unparse(part)[:_MAX_TEXT]
 
-    def end(self, place: Place) -> int:
-        """Return the last line of a simple statement, and for any other one the line of the place."""
-        statement = self.at(place)
-        is_simple = isinstance(statement, ast.stmt) and not hasattr(statement, "body")
-        return (statement.end_lineno if is_simple else None) or place.line or 0
+    def near(self, place: Place, other: Place) -> bool:
+        """Return whether two lines are near to each other, or in the same simple statement."""
+        first, second = sorted((place, other), key=lambda one: one.line or 0)
+        statement = self.at(first)
+        end = (first.line or 0) + _NEAR
+        if isinstance(statement, ast.stmt) and not hasattr(statement, "body"):
+            end = max(end, statement.end_lineno or 0)
+        return place.file == other.file and (second.line or 0) <= end
 
     def line_of_call(self, place: Place, function: str) -> int:
         """Return the line of the only call of a function in a statement, or the first line of the statement."""

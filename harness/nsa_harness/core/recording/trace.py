@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cached_property
 
 from nsa_harness.core.recording.recording import Activation, Communication, Execution, RankRecording
 from nsa_harness.core.report import Place
@@ -104,6 +105,21 @@ class Trace:
             if raised is not None and not raised.handled:
                 return None if raised.type in HARMLESS_EXCEPTIONS else execution
         return None
+
+    def innermost_raise(self, execution: int) -> int:
+        """Return the execution in which the exception that left this execution was raised."""
+        while self.executions[execution].raised is not None:
+            raising = [found for call in self.calls.get(execution, ()) if (found := self.raising(call)) is not None]
+            if not raising:
+                break
+            execution = raising[-1]
+        return execution
+
+    @property
+    def error(self) -> int | None:
+        """The execution whose exception ended the main thread, or None if no exception did."""
+        main = self.roots[0][1] if self.roots else []
+        return self.raising(main[-1]) if main else None
 
     @property
     def last(self) -> int:
@@ -208,3 +224,44 @@ def _open(trace: Trace, activation: Activation, caller: int) -> int:
     trace.members.append([])
     trace.ends.append(0)
     return len(trace.activations) - 1
+
+
+class Coverage:
+    """The statements that each trace executed, by file and line."""
+
+    def __init__(self, traces: Sequence[Trace]) -> None:
+        self._traces = traces
+
+    def line(self, number: int, execution: int) -> tuple[str, int]:
+        trace = self._traces[number]
+        return trace.activations[trace.activation_of[execution]].file, trace.executions[execution].line
+
+    @cached_property
+    def first(self) -> list[dict[tuple[str, int], int]]:
+        """The first execution of each statement, for each trace."""
+        return [
+            {self.line(number, execution): execution for execution in reversed(range(len(trace.executions)))}
+            for number, trace in enumerate(self._traces)
+        ]
+
+    def elsewhere(self, number: int) -> set[tuple[str, int]]:
+        """Return the statements that the other traces executed."""
+        return set().union(*(lines for other, lines in enumerate(self.first) if other != number))
+
+    def alone(self, number: int, execution: int) -> int:
+        """Return the innermost execution around this one whose statement no other rank ever executed, or this one."""
+        others = self.elsewhere(number)
+        around = (execution, *self._traces[number].outer(execution))
+        return next((other for other in around if self.line(number, other) not in others), execution)
+
+    @cached_property
+    def ways(self) -> list[dict[tuple[str, int], dict[int | None, int]]]:
+        """By trace and statement: the first execution that went on to each next line."""
+        found: list[dict[tuple[str, int], dict[int | None, int]]] = []
+        for number, trace in enumerate(self._traces):
+            ways: defaultdict[tuple[str, int], dict[int | None, int]] = defaultdict(dict)
+            for execution in range(len(trace.executions)):
+                if (following := trace.next_line(execution)) != 0:
+                    ways[self.line(number, execution)].setdefault(following, execution)
+            found.append(ways)
+        return found

@@ -1,0 +1,140 @@
+"""Judge whether a difference between the ranks can have begun at a step of a slice."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator, Sequence
+
+from nsa_harness.core.recording.alignment import Alignment, Row
+from nsa_harness.core.recording.explanation import OriginKind, RankValues
+from nsa_harness.core.recording.origin import is_number, kind_of, kind_of_text
+from nsa_harness.core.recording.recording import Value, differs
+from nsa_harness.core.recording.slicing import Pair, Slicer, Step
+from nsa_harness.core.recording.statements import Statements
+from nsa_harness.core.recording.trace import Trace
+from nsa_harness.core.report import Place
+from nsa_harness.core.source_code.excerpt import names_rank
+
+OF_RANK = (OriginKind.RANK, OriginKind.ENVIRONMENT)  # differences that ranks have by their number
+MADE_OF_DATA = (OriginKind.RANK, OriginKind.MISSING_REDUCTION)  # the origin only if only data of the rank came in
+_PROVABLE = (OriginKind.RANDOM, OriginKind.HASH_ORDER, OriginKind.CLOCK, OriginKind.ENVIRONMENT)
+_OWN_DATA = (OriginKind.RANK, OriginKind.ENVIRONMENT, OriginKind.MISSING_REDUCTION, OriginKind.UNKNOWN)
+_LOGS = re.compile(r"\bisEnabledFor\(|\bgetEffectiveLevel\(")  # a rank that logs more than the others is no fault
+
+
+class Provability:
+    """The steps of slices: their places and kinds, and whether an experiment there can prove the origin."""
+
+    def __init__(self, alignment: Alignment, statements: Statements) -> None:
+        self._alignment = alignment
+        self._traces = alignment.traces
+        self._statements = statements
+        self._slicers: dict[Pair, Slicer] = {}
+
+    def slicer(self, pair: Pair) -> Slicer:
+        """Return the slicer of two traces, which is kept."""
+        if pair not in self._slicers:
+            self._slicers[pair] = Slicer(self._alignment, pair)
+        return self._slicers[pair]
+
+    def kind(self, step: Step, pair: Pair) -> OriginKind:
+        return kind_of(step, self._traces, pair, self._statements)
+
+    def place_of(self, step: Step, pair: Pair) -> Place:
+        side, execution = step.execution
+        return self._traces[pair[side]].place(execution)
+
+    def statement_of(self, step: Step, pair: Pair) -> ast.AST | None:
+        return self._statements.at(self.place_of(step, pair))
+
+    def decisive_number(self, steps: Sequence[Step], pair: Pair) -> RankValues | None:
+        """Return the values of the nearest number that differs between the ranks and is not the rank, or None."""
+        ranks = [str(self._traces[number].rank) for number in pair]
+        for step in steps:
+            first, second = step.executions
+            if first is None or second is None or step.is_object:
+                continue
+            run = [self._traces[number].executions[at] for number, at in zip(pair, (first, second), strict=True)]
+            own, other = ({**dict(execution.reads), **dict(execution.writes)} for execution in run)
+            for name, value in own.items():
+                texts = [value.text, other[name].text] if name in other else ["", ""]
+                is_scalar = is_number(value) and all(texts) and not any("[" in text for text in texts)
+                if is_scalar and texts[0] != texts[1] and texts != ranks:
+                    by_rank = zip((self._traces[number].rank for number in pair), texts, strict=True)
+                    return RankValues(name=name, values=tuple(sorted(by_rank)))
+        return None
+
+    def is_effect(self, step: Step, steps: Sequence[Step], pair: Pair) -> bool:
+        """Return whether the difference in a step can come from more than the number and the data of a rank.
+
+        `steps`: the whole slice. A number that differs before the step, or an earlier difference of another kind, makes
+        the step an effect. A random draw is one only after a leak. What depends on the number of the rank is data of
+        the rank, which rightly differ, unless only numbers lead from there to the division.
+        """
+        place, kind = self.place_of(step, pair), self.kind(step, pair)
+        if kind is OriginKind.RANK and any(at.name and self.decisive_number([at], pair) is None for at in uses(step)):
+            return True
+        for other in steps:
+            if other.executions == step.executions or not any(at.executions == step.executions for at in uses(other)):
+                continue
+            if other.is_leak or (kind is not OriginKind.RANDOM and self.kind(other, pair) not in _OWN_DATA):
+                return True
+            is_near = self._statements.near(place, self.place_of(other, pair))
+            if kind is not OriginKind.RANDOM and not is_near and self.decisive_number([other], pair) is not None:
+                return True
+        return False
+
+    def is_provable(self, step: Step, kind: OriginKind, pair: Pair) -> bool:
+        """Return whether the difference can have begun at this step, so that an experiment there proves the origin.
+
+        An extra call is the origin only if its ranks were sent there by their number, and a value that was not reduced
+        only if no communication took part in it.
+        """
+        side, execution = step.execution
+        trace = self._traces[pair[side]]
+        if kind in MADE_OF_DATA:
+            return not any(execution == owner or execution in trace.outer(owner) for owner in trace.owners)
+        if kind is not OriginKind.LEAK:
+            return kind in _PROVABLE
+        slicer = self.slicer(pair)
+        parting = slicer.parting_before(side, execution)
+        if parting is None:
+            return False
+        header = self._statements.header(trace.place(parting[0][side]))
+        if kind_of_text(header) not in (OriginKind.UNKNOWN, *OF_RANK):
+            return False  # such as a file, which differs for a reason that no value shows
+        named = [cause for cause in slicer.slice(parting[0]) if cause.name and not cause.is_object]
+        if named:
+            return all(self.kind(cause, pair) in OF_RANK for cause in named)
+        return names_rank(header) or _LOGS.search(header) is not None
+
+
+def uses(step: Step) -> Iterator[Step]:
+    """Yield the steps from a definition to the division."""
+    follower = step.previous
+    while follower is not None:
+        yield follower
+        follower = follower.previous
+
+
+def values_of(traces: Sequence[Trace], row: Row) -> tuple[RankValues, ...]:
+    """Return the values that the statement read and assigned, those that differ first."""
+    names: dict[str, dict[int, Value]] = {}
+    for number, execution in row.items():
+        recorded = traces[number].executions[execution]
+        for name, value in (*recorded.reads, *recorded.writes):
+            if value.text:
+                names.setdefault(name, {})[number] = value
+    ordered = sorted(names.items(), key=lambda item: not _differ(item[1]))
+    return tuple(
+        RankValues(
+            name=name, values=tuple(sorted((traces[number].rank, value.text) for number, value in values.items()))
+        )
+        for name, values in ordered[:8]
+    )
+
+
+def _differ(values: dict[int, Value]) -> bool:
+    first, *others = values.values()
+    return any(differs(first, other) for other in others)
