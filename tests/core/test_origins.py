@@ -1,325 +1,208 @@
-"""Origins that lie far from the place where the ranks part: arguments, objects, calls that were left out."""
+"""Where a value was made: the rounds of a loop, and what a call is given."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from textwrap import dedent
 
-import pytest
+from builders import ALL_REDUCE, USER, board, call, evidence, frame, rank_evidence, rank_snapshot, stalled
 
-from nsa_harness.core.recording.explain import explain
-from nsa_harness.core.recording.explanation import Explanation, OriginKind
-from nsa_harness.core.recording.recording import Execution, RankRecording, ThreadRecording
-from tests.core.recorded import FILE, Thing, at, call, main, op, recorded
+from nsa_harness.core.diagnosis.context import DiagnosisContext
+from nsa_harness.core.diagnosis.rules.call_places import _iteration_count_origin, difference_place
+from nsa_harness.core.evidence.evidence import Source
+from nsa_harness.core.report import Place
+from nsa_harness.core.source_code.collection import excerpts, program_sources
+from nsa_harness.core.source_code.program_source import ProgramSource
+from nsa_harness.core.source_code.value_origin import ValueOrigin, origin_of_arguments, origin_of_loop
+from nsa_harness.core.verdict.verdict import judge
 
+PROGRAM = dedent(
+    """\
+    class Trainer:
+        def __init__(self, args, rank, world):
+            self.files = files(args)[rank::world]
+            self.step = self.resume()
 
-def explained(source: str, *recordings: RankRecording) -> Explanation:
-    return explain(recordings, {FILE: dedent(source)})
+        def resume(self):
+            step = newest()
+            return step
 
+        def start(self):
+            try:
+                return load(self.args.path)
+            except OSError:
+                return 0
 
-def lines(explanation: Explanation) -> list[int | None]:
-    return [candidate.place.line for candidate in explanation.candidates]
+        def epoch(self):
+            steps = len(self.table) // self.args.batch
+            for _ in range(self.args.epochs):
+                for k in range(steps):
+                    self.train(k)
+            while self.step < self.args.most:
+                self.step += 1
+            for file in self.files:
+                read(file)
+            first = self.start()
+            while first < self.args.most:
+                first = follow(first)
+            common = self.agreed(len(self.table))
+            for k in range(common):
+                self.train(k)
 
+        def agreed(self, count):
+            found = torch.tensor(count)
+            dist.all_reduce(found)
+            return found
 
-def items(count: int, rank: int = 0) -> Thing:
-    return Thing(500 + count, "list", f"{count} items crc 0000000{rank}")
+        def gather(self, tensor):
+            whole = tensor.contiguous()
+            return dist.all_gather(whole)
 
+        def evaluate(self, batch):
+            labels = batch["labels"]
+            self.gather(labels)
 
-def looping(rows: Thing, waits: Execution) -> list[Execution]:
-    """A loop at line 10 over two batches, after which the ranks part."""
-    rounds = [part for _ in range(2) for part in (at(10, reads={"rows": rows}), at(11, op()))]
-    return [*rounds, at(10, reads={"rows": rows}), waits]
+        def share(self):
+            for row in self.reader(self.rank):
+                read(row)
+            for row in self.opened(self.rank):
+                read(row)
 
+        def reader(self, who):
+            rows = Reader(self.own_rows(who))
+            return rows
 
-SHARDING = """\
-    def pack(docs):
-        rows = list(docs)
-        return rows
-    def shard(docs, rank):
-        return pack(docs[rank::2])
-    rows = shard(docs, rank)
+        def own_rows(self, rank):
+            return sorted(self.rows)[rank :: self.world]
 
+        def opened(self, who):
+            return open(who)
 
+        def settled(self):
+            fixed = Fixed(rounds=3)
+            for k in range(fixed.rounds):
+                self.train(k)
+            parser = Parser()
+            chosen = parser.parse_args()
+            for k in range(chosen.rounds):
+                self.train(k)
 
-    for batch in rows:
-        all_reduce(batch)
-    barrier()
+        def slices(self, items):
+            mine = dist.get_rank()
+            part = items[mine :: self.world]
+            count = len(part)
+            for k in range(count):
+                self.train(k)
+
+        def gossip(self):
+            order = self.everyone()
+            random.shuffle(order)
+            partner = order[self.place]
+            dist.send(self.flat, partner)
     """
+)
 
 
-@pytest.mark.parametrize(("counts", "is_first"), [((2, 3), True), ((2, 2), False)])
-def test_data_that_were_divided_into_unequal_parts_come_before_the_loop_that_shows_it(
-    counts: tuple[int, int], is_first: bool
-) -> None:
-    def sharded(rank: int) -> RankRecording:
-        part, own = items(counts[rank], rank), {"docs": items(9), "rank": rank}
-        packed = call(
-            "pack",
-            at(2, reads={"docs": part}, writes={"rows": part}),
-            at(3, reads={"rows": part}),
-            arguments={"docs": part},
-            returned=part,
-        )
-        divided = call("shard", at(5, packed, reads=own), first_line=4, arguments=own, returned=part)
-        wait = at(12, op("barrier", returned=False)) if rank == 0 else at(11, op(returned=False))
-        start = at(6, divided, reads=own, writes={"rows": part})
-        return recorded(rank, main(start, *looping(part, wait), ended=False))
-
-    found = explained(SHARDING, sharded(0), sharded(1))
-    assert (found.candidates[0].place.line == 5) is is_first
-
-
-def test_an_update_by_one_rank_of_an_object_leads_to_the_condition_for_it() -> None:
-    source = """\
-        state = fresh()
-        if rank == 0 and exists(path):
-            state.update(load(path))
-
-
-
-        while state["step"] < 9:
-            all_reduce()
-        barrier()
-        """
-
-    def restored(rank: int) -> RankRecording:
-        def state(step: int) -> Thing:
-            return Thing(40 + rank, "dict", f"{{'step': {step}}}")
-
-        made = at(1, writes={"state": state(0)})
-        update = [at(3, reads={"state": state(0), "path": "/p"})] if rank == 0 else []
-        loop = at(7, reads={"state": state(8 if rank == 0 else 0)})
-        wait = at(9, op("barrier", returned=False)) if rank == 0 else at(8, op(returned=False))
-        return recorded(rank, main(made, at(2, reads={"path": "/p"}), *update, loop, wait, ended=False))
-
-    found = explained(source, restored(0), restored(1))
-    assert {2, 3} & set(lines(found))
-    assert lines(found)[0] == 7
-
-
-ADVANCING = """\
-    def next_key():
-        counter.n += 1
-        return f"round-{counter.n}"
-    def note(epoch):
-        entry = {
-            "epoch": epoch,
-            "unused": None,
-            "other": None,
-            "key": next_key(),
-        }
-    if rank == 1:
-        note(epoch)
-    key = next_key()
-    if rank == 0:
-        all_reduce(key)
-    else:
-        value = store.get(key)
-    """
-
-
-def test_the_call_that_advances_a_counter_once_more_is_named_by_its_own_line() -> None:
-    def advance(number: int) -> tuple[object, str]:
-        key = f"round-{number}"
-        steps = [
-            at(
-                2,
-                reads={"counter": Thing(7), "counter.n": number - 1},
-                writes={"counter": Thing(7), "counter.n": number},
-            ),
-            at(3, reads={"counter": Thing(7), "counter.n": number}),
-        ]
-        return call("next_key", *steps, returned=key), key
-
-    def advancing(rank: int) -> RankRecording:
-        extra = [at(12, call("note", at(5, advance(1)[0]), first_line=4))] if rank == 1 else []
-        called, key = advance(1 + rank)
-        wait = at(17, reads={"key": key}) if rank == 1 else at(15, op(returned=False))
-        parts = [
-            at(11, reads={"rank": rank}),
-            *extra,
-            at(13, called, writes={"key": key}),
-            at(14, reads={"rank": rank}),
-        ]
-        return recorded(rank, main(*parts, wait, ended=False))
-
-    first = explained(ADVANCING, advancing(0), advancing(1)).candidates[0]
-    assert (first.place.line, first.kind, first.ranks) == (9, OriginKind.LEAK, (1,))
-
+def at(text: str) -> int:
+    return next(number for number, one in enumerate(PROGRAM.splitlines(), start=1) if text in one)
 
-@pytest.mark.parametrize("closing", ["writer.close()", "emit('close')"])
-@pytest.mark.parametrize("is_early", [True, False])
-def test_a_function_that_ended_before_the_call_for_which_a_thread_waits_is_the_origin(
-    closing: str, is_early: bool
-) -> None:
-    source = f"""\
-        def close():
-            jobs.put(None)
-        def work():
-            jobs.get()
-        def fit():
-            if loss < best:
-                return best
-            {closing}
-        fit()
-        """
 
-    def fitting(rank: int) -> RankRecording:
-        end = [at(7)] if is_early else [at(8, call("close", at(2)))]
-        recording = recorded(rank, main(at(9, call("fit", at(6), *end, first_line=5)), ended=False))
-        worker = call("work", at(4), first_line=3, ended=False)
-        worker.executions[0].order = 99
-        return RankRecording(rank, 2, (3, 11), [*recording.threads, ThreadRecording("writer", [worker])])
+KEPT: tuple[Source, ...] = tuple(excerpts(USER, PROGRAM, set(range(2, PROGRAM.count("\n") + 1))))
 
-    assert (explained(source, fitting(0), fitting(1)).candidates[0].place.line == 7) is is_early
 
+def rounds(text: str) -> str | None:
+    return line_of(origin_of_loop(ProgramSource(KEPT), Place(file=USER, line=at(text)), ()))
 
-def test_a_function_that_made_one_of_two_calls_left_none_out() -> None:
-    source = """\
-        def work():
-            jobs.get()
 
+def given(*lines: str, own_rank: bool = True) -> str | None:
+    return line_of(
+        origin_of_arguments(ProgramSource(KEPT), tuple(frame(at(text)) for text in lines), own_rank=own_rank)
+    )
 
 
-        def step(x):
-            if x:
-                jobs.put(1)
-                return
-            jobs.put(2)
-        step(1)
-        step(0)
-        """
+def line_of(found: ValueOrigin | None) -> str | None:
+    return None if found is None else PROGRAM.splitlines()[(found.place.line or 0) - 1].strip()
 
-    def stepping(rank: int) -> RankRecording:
-        first = call("step", at(7), at(8), at(9), first_line=6)
-        second = call("step", at(7), at(10), first_line=6)
-        waiting = at(13, call("work", at(2), first_line=1, ended=False))
-        return recorded(rank, main(at(11, first), at(12, second), waiting, ended=False))
 
-    assert 9 not in lines(explained(source, stepping(0), stepping(1)))
+def test_a_loop_that_counts_hangs_on_where_its_count_was_made() -> None:
+    assert rounds("for k in range(steps)") == "steps = len(self.table) // self.args.batch"
 
 
-def test_an_argument_leads_into_the_function_that_made_it() -> None:
-    source = """\
-        def restore():
-            return load()
+def test_a_loop_over_settings_is_the_same_on_every_rank() -> None:
+    assert rounds("for _ in range(self.args.epochs)") is None
+    assert rounds("for k in range(fixed.rounds)") is None
+    assert rounds("for k in range(chosen.rounds)") is None
 
 
+def test_what_is_shared_out_by_rank_comes_before_what_lies_as_near() -> None:
+    assert rounds("for file in self.files") == "self.files = files(args)[rank::world]"
 
-        train(restore())
 
+def test_of_helpers_that_the_rank_is_handed_to_the_one_that_shares_out_by_it_comes_before_the_call() -> None:
+    assert rounds("for row in self.reader") == "return sorted(self.rows)[rank :: self.world]"
+    assert rounds("for row in self.opened") == "for row in self.opened(self.rank):", "it shows nothing of it"
 
 
-        def train(state):
-            while state < 9:
-                all_reduce()
-            barrier()
-        """
+def test_the_line_that_slices_by_rank_is_named_and_not_the_one_that_reads_the_rank() -> None:
+    """Every rank reads its own rank, which is right. What is made of it makes the difference."""
+    assert rounds("for k in range(count)") == "part = items[mine :: self.world]"
 
-    def training(rank: int) -> RankRecording:
-        restored = call("restore", at(2), first_line=1, returned=8 * rank)
-        wait = at(13, op("barrier", returned=False)) if rank else at(12, op(returned=False))
-        trained = call(
-            "train",
-            at(11, reads={"state": 8 * rank}),
-            wait,
-            first_line=10,
-            arguments={"state": 8 * rank},
-            ended=False,
-        )
-        return recorded(rank, main(at(6, restored, trained), ended=False))
 
-    assert 2 in lines(explained(source, training(0), training(1)))
+def test_an_attribute_leads_to_the_method_that_made_it_and_not_to_its_counter() -> None:
+    assert rounds("while self.step") == "step = newest()"
 
 
-def test_a_value_that_only_one_rank_passes_on_is_where_its_result_comes_from() -> None:
-    source = """\
-        state = load(path if rank == 0 else None)
+def test_a_value_that_an_except_gives_differs_by_rank() -> None:
+    assert rounds("while first") == "return 0"
 
 
+def test_what_the_ranks_agreed_on_is_no_ranks_own() -> None:
+    assert rounds("for k in range(common)") is None
 
-        if rank == 0:
-            store.set(state.n)
-        else:
-            store.get(state.n)
-        """
 
-    def loading(rank: int) -> RankRecording:
-        loaded = call("load", at(21), first_line=20, returned=Thing(60 + rank))
-        start = at(1, loaded, reads={"rank": rank, "path": "/p"}, writes={"state": Thing(60 + rank)})
-        line = 6 if rank == 0 else 8
-        used = {"state": Thing(60 + rank), "state.n": 1 - rank}
-        return recorded(rank, main(start, at(5, reads={"rank": rank}), at(line, reads=used), ended=False))
+def test_of_a_helper_the_caller_made_what_it_is_given() -> None:
+    assert given("dist.all_gather", "self.gather(labels)") == 'labels = batch["labels"]'
 
-    assert explained(source, loading(0), loading(1)).candidates[0].place.line == 1
 
+def test_chance_gives_a_partner_that_the_other_side_does_not_know() -> None:
+    assert given("dist.send", own_rank=False) == "random.shuffle(order)"
 
-def test_a_rank_that_ended_before_the_others_is_missed_in_the_call_that_it_had_finished() -> None:
-    source = "train()\n\n\n\n\nreport()\n\n\n\n\nprint()\n"
 
-    def reporting(rank: int) -> RankRecording:
-        lost = at(21, raised="DistNetworkError: Broken pipe") if rank == 1 else at(21)
-        report = at(6, call("report", lost, first_line=20), raised="DistNetworkError: Broken pipe" if rank == 1 else "")
-        return recorded(rank, main(at(1), report, *([] if rank else [at(11)])))
+def test_functions_that_lead_on_are_kept_from_imported_files_too() -> None:
+    main = "from data import Reader\n\ndef main():\n    reader = Reader()\n    train(reader.batches())\n"
+    data = "class Reader:\n    def batches(self):\n        return self.rows\n\n    def other(self):\n        pass\n"
+    texts = {USER: main, f"{USER.rpartition('/')[0]}/data.py": data}
+    looks = stalled(rank_snapshot(0, frame(5))).snapshots
+    kept = list(program_sources(evidence(rank_evidence(0), snapshots=looks), lambda file: texts.get(file, "")))
+    assert [(one.file, one.first) for one in kept] == [(USER, 3), (list(texts)[1], 2)]
 
-    assert explained(source, reporting(0), reporting(1)).candidates[0].place.line == 6
 
+def test_how_often_a_loop_goes_that_a_rank_has_left_is_told_by_where_another_one_still_is_in_it() -> None:
+    stands = rank_snapshot(1, ALL_REDUCE, frame(at("    self.train(k)"), function="epoch"))
+    seen = replace(evidence(rank_evidence(1), snapshots=stalled(stands).snapshots), sources=KEPT)
+    case = DiagnosisContext(evidence=seen, judgement=judge(seen))
+    around = ProgramSource(KEPT).loops_around(frame(at("    self.train(k)")))
+    (first,) = (one for one in around if PROGRAM.splitlines()[one.line - 1].strip() == "for k in range(steps):")
+    assert line_of(_iteration_count_origin(case, first, 1)) == "steps = len(self.table) // self.args.batch"
+    assert line_of(_iteration_count_origin(case, around[-1], 1)) == "steps = len(self.table) // self.args.batch", (
+        "within it"
+    )
+    beyond = replace(first, line=first.last + 1, last=first.last + 3)
+    assert _iteration_count_origin(case, beyond, 1) is None
+    assert _iteration_count_origin(case, first, 0) is None
 
-def test_a_number_that_an_exception_of_all_ranks_names_leads_to_where_it_was_made() -> None:
-    source = "plan = make(recipe)\n\n\n\n\nsched = Schedule(plan.total)\n\n\n\n\nsched.step()\n"
 
-    def stepping(rank: int) -> RankRecording:
-        made = at(1, call("make", at(21), first_line=20, returned=Thing(7)), writes={"plan": Thing(7)})
-        used = at(6, reads={"plan": Thing(7), "plan.total": 42})
-        return recorded(rank, main(made, used, at(11, raised="ValueError: step 43 of 42 steps")))
-
-    assert 21 in lines(explained(source, stepping(0), stepping(1)))
-
-
-def test_a_message_of_a_role_that_was_not_taken_leads_through_functions_to_the_value_that_decided() -> None:
-    source = """\
-        def take():
-            recv()
-        def teach(ids):
-            quota = count(ids)
-
-
-
-
-            for k in range(quota):
-                take()
-
-
-
-            barrier()
-        if rank == 0:
-            teach(ids)
-        else:
-            send()
-        """
-
-    def role(rank: int) -> RankRecording:
-        if rank == 1:
-            return recorded(rank, main(at(15), at(18, op("send", peer=0, returned=False)), ended=False))
-        counted = at(4, call("count", at(31), first_line=30, returned=0), writes={"quota": 0})
-        loop = [at(9, reads={"quota": 0}), at(14, op("barrier", returned=False))]
-        return recorded(
-            rank, main(at(15), at(16, call("teach", counted, *loop, first_line=3, ended=False)), ended=False)
-        )
-
-    assert {9, 31} <= set(lines(explained(source, role(0), role(1))))
-
-
-def test_a_message_to_a_rank_that_failed_is_no_division() -> None:
-    def piped(rank: int) -> RankRecording:
-        closed = "RuntimeError: gloo: Connection closed by peer"
-        part = (
-            at(5, raised="ValueError: math domain error") if rank == 2 else at(9, op("recv", peer=rank + 1, error="E"))
-        )
-        if rank < 2:
-            part.raised = at(9, raised=closed).raised
-        outermost = main(at(1), part) if rank < 2 else call("stage", part, first_line=4)
-        return recorded(rank, outermost, world_size=3)
-
-    found = explained("a()\n\n\n\nlog(x)\n\n\n\nrecv()\n", piped(0), piped(1), piped(2))
-    assert found.division is None or found.division.place.line != 9
-    assert lines(found)[0] == 5
+def test_ranks_that_give_a_helper_unlike_shapes_are_told_the_caller_that_made_them() -> None:
+    chain = (frame(at("dist.all_gather")), frame(at("self.gather(labels)")))
+    place = Place(file=USER, line=chain[0].line, function="gather")
+    snapshots = []
+    for rank, elements in ((0, 8), (1, 12)):
+        one = call(elements=elements, left_s=None, place=place, chain=chain)
+        made = board(rank=rank, calls=(one,))
+        snapshots.append(rank_snapshot(rank, ALL_REDUCE, *chain, status_file=made))
+    ranks = [rank_evidence(one.rank, status_file=one.status_file) for one in snapshots]
+    seen = replace(evidence(*ranks, snapshots=stalled(*snapshots).snapshots, backend="gloo"), sources=KEPT)
+    case = DiagnosisContext(evidence=seen, judgement=judge(seen))
+    place_told = difference_place(case, next(iter(case.differences)), (0, 1))
+    assert place_told is not None
+    assert PROGRAM.splitlines()[(place_told.line or 0) - 1].strip() == 'labels = batch["labels"]'
