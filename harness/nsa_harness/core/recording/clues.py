@@ -39,7 +39,7 @@ class Clue(Enum):
     STEP_BEFORE = "ranks parted here before an exception that reports what the step before left out", (6, 8), (0, 1)
     LEAK = "only one rank executed this definition of a value that decides soon after, or draw", (5, 7), (0, 0)
     SOURCE = "a value that decides comes from the clock, a hash, a checkpoint or another rank's file", (9, 16), (0, 0)
-    QUOTED = "a value that the exception names was made here", (1, 2), (0, 0)
+    QUOTED = "named by exceptions", (1, 2), (0, 0)  # made a number that the exception of all ranks names
     RAISED = "an exception of the rank itself was raised here", (18, 37), (3, 5)
     BEFORE_ALONE = "this statement led to the latest one that only one rank ever executed", (26, 56), (2, 8)
     NEW_PARTING = "ranks parted here as they never had before, and last of all", (37, 80), (2, 9)
@@ -48,7 +48,7 @@ class Clue(Enum):
     OLDER_PARTING = "ranks parted here as they never had before, and last but one", (19, 61), (5, 16)
     ALONE = "the latest statement that only one rank ever executed", (31, 114), (5, 33)
     NEAREST = "the nearest definition of a value that decides and differs", (29, 109), (4, 23)
-    MESSAGE_VALUE = "a value was made here that decided that a message was left out", (3, 13), (2, 7)
+    MESSAGE_VALUE = "decided a message", (3, 13), (2, 7)
     NEAR = "one of the next definitions of such a value, or the condition that chose it", (56, 254), (15, 69)
     NEW_WAY = "shortly before its end a rank went on from here as it never had before", (87, 438), (23, 142)
     END = "a thread stopped here outside of communication", (16, 83), (4, 23)
