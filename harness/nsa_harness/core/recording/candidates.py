@@ -231,7 +231,7 @@ class Candidates:
             for execution in (raising, *trace.outer(raising)):
                 other = self.alignment.counterpart(number, execution, ended[0])
                 if other is not None and self.traces[ended[0]].next_line(other) is not None:
-                    yield Clue.PEER_LEFT, self._candidate(number, execution, OriginKind.CALL, (trace.rank,))
+                    yield Clue.PEER_LEFT, self._candidate(number, execution, OriginKind.UNKNOWN, (trace.rank,))
                     return
 
     def _quoted(self, number: int, execution: int) -> Iterator[int]:
@@ -585,7 +585,7 @@ class Candidates:
         others = [other for other in range(len(self.traces)) if other != number]
         for other in (number, *others):
             if waiting and (end := left_out_for(self.traces[other], waiting, self.statements)) is not None:
-                yield Clue.LEFT_OUT, self._candidate(other, end, OriginKind.CALL, (self.traces[other].rank,))
+                yield Clue.LEFT_OUT, self._candidate(other, end, OriginKind.LEFT_OUT, (self.traces[other].rank,))
                 return
 
     def _new_ways(self) -> Iterator[Named]:

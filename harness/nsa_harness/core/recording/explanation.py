@@ -29,6 +29,7 @@ class OriginKind(StrEnum):
     UNSYNCHRONIZED = "unsynchronized"  # a backward pass whose gradients DDP does not average
     EXCEPTION = "exception"  # an exception that only some ranks raised
     CALL = "call"  # a call that only some ranks make
+    LEFT_OUT = "left_out"  # a function that ended before a call for which a thread waits
     UNKNOWN = "unknown"
 
 
