@@ -30,7 +30,11 @@ class Clue(Enum):
         (0, 0),
     )
     LEFT_OUT = "a function ended here before a call for which a thread waits", (7, 9), (0, 0)
-    PEER_LEFT = "a rank lost its connection in this call while another rank had ended", (1, 1), (0, 0)
+    PEER_LEFT = (
+        "peer had left",
+        (1, 1),
+        (0, 0),
+    )  # lost the connection in this call, which a rank that ended had finished
     HANDLER = (
         "an exception that only one rank raised here, or stopped handling here, made the ranks part",
         (14, 19),
