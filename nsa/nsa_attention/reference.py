@@ -38,7 +38,8 @@ class LayerSizes:
 def attend_rows(q_HTD: Tensor, k_GSD: Tensor, v_GSE: Tensor, visible: list[list[list[int]]]) -> tuple[Tensor, Tensor]:
     """Return the attention output [H, T, E] and the log-sum-exp [H, T] of the scores.
 
-    `visible[group][t]` lists the keys that query t attends to. A query without keys gets output 0 and log-sum-exp -inf.
+    `visible[group][t]` lists the keys that query t attends to. A query without keys, or with only scores of -inf, gets
+    output 0 and log-sum-exp -inf.
     """
     heads, tokens, width = q_HTD.shape
     per_group = heads // k_GSD.shape[0]
@@ -48,7 +49,7 @@ def attend_rows(q_HTD: Tensor, k_GSD: Tensor, v_GSE: Tensor, visible: list[list[
         for t in range(tokens):
             keys = visible[group][t]
             scores = k_GSD[group, keys] @ q_HTD[head, t] * width**-0.5
-            rows.append(torch.softmax(scores, 0) @ v_GSE[group, keys])
+            rows.append(_softmax(scores) @ v_GSE[group, keys])
             lses.append(torch.logsumexp(scores, 0))
     return torch.stack(rows).view(heads, tokens, -1), torch.stack(lses).view(heads, tokens)
 
@@ -94,7 +95,7 @@ def importance(q_HTD: Tensor, k_GSD: Tensor, *, block_len: int, block_stride: in
         group = head // (heads // groups)
         for t in range(tokens):
             visible = [i for i in range(compressed_blocks) if i * block_stride + block_len - 1 <= t]
-            shares = torch.softmax(k_GSD[group, visible] @ q_HTD[head, t] * width**-0.5, 0)
+            shares = _softmax(k_GSD[group, visible] @ q_HTD[head, t] * width**-0.5)
             for i, share in zip(visible, shares, strict=True):
                 for j in range(result.shape[-1]):
                     result[group, t, j] += (
@@ -179,6 +180,11 @@ def angles(positions: Sequence[int], width: int) -> Tensor:
     """Return the rotary angles at `positions` in radians, float64, shape [T, D/2]."""
     rows = [[position * ROTARY_BASE ** (-2 * i / width) for i in range(width // 2)] for position in positions]
     return torch.tensor(rows, dtype=torch.float64).view(len(positions), width // 2)
+
+
+def _softmax(scores: Tensor) -> Tensor:
+    """Return the softmax of the scores of one query, or zeros if every score is -inf."""
+    return scores.exp() if bool((scores == -torch.inf).all()) else torch.softmax(scores, 0)
 
 
 def _blocks(x_GTD: Tensor, weights: Mapping[str, Tensor], side: str, sizes: LayerSizes) -> Tensor:

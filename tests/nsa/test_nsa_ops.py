@@ -11,8 +11,11 @@ from torch import Tensor
 from nsa_attention import reference
 from nsa_attention.ops import attend, blockwise, kernels
 from nsa_attention.ops.attend import CompletedBlocks, compressed_attention, selected_attention, sliding_attention
+from nsa_attention.ops.backends import TiledBackend
 from nsa_attention.ops.dense import DenseBackend
+from nsa_attention.ops.fused.backend import FusedBackend
 from nsa_attention.ops.kernels import BlockwiseKernel, EagerKernel, FusedCpuKernel, Kernel
+from nsa_attention.ops.kv_cache_attention import block_probabilities, compressed_output
 from nsa_attention.ops.per_token import PerTokenLoop
 from nsa_attention.ops.selection import (
     EMPTY,
@@ -279,6 +282,26 @@ def test_huge_logits_stay_finite(kernel: Kernel, dtype: torch.dtype) -> None:
     output.float().sum().backward()
     for tensor in (output, q.grad, k.grad, v.grad):
         assert bool(tensor.isfinite().all())
+
+
+@pytest.mark.filterwarnings("ignore:invalid value encountered")  # in rows that do not exist
+def test_blocks_with_a_score_of_minus_infinity_are_as_hidden_for_every_implementation() -> None:
+    """Queries 5 and 6 see block 0 only: as if they saw no block, they get 0 and -inf, and no NaN."""
+    q, k, v = torch.rand(1, 4, 20, 4) + 0.1, torch.randn(1, 2, 8, 4), torch.randn(1, 2, 8, 4)
+    k[:, :, 0] = -torch.inf
+    lengths = {"block_len": 6, "block_stride": 2}
+    expected = per_sequence(reference.compressed_attention, q, k, v, **lengths)
+    assert all(bool((part[:, :, :7] == empty).all()) for part, empty in zip(expected, (0, -torch.inf), strict=True))
+    selection = Selection(**lengths, select_len=3, select_count=4, scale=0.5)
+    importance = reference.importance(q[0], k[0], **lengths, select_len=3)
+    indices = reference.select_blocks(importance, select_len=3, select_count=4)
+    tiled = [TiledBackend(kernel) for kernel in kernels.KERNELS.values()]
+    for backend in (DENSE, *tiled, FusedBackend()):
+        ours = backend.attend_compressed(q, k, v, **lengths, scale=0.5)
+        torch.testing.assert_close(ours, expected, msg=lambda text, name=backend.name: f"{name}: {text}")
+        assert torch.equal(backend.select(q, k, ours[1], selection)[0], indices), backend.name
+    probabilities = block_probabilities(q.unflatten(1, (2, 2))[0], k[0], torch.arange(20)[None], selection)
+    torch.testing.assert_close(compressed_output(probabilities, v[0]).flatten(0, 1), expected[0][0])
 
 
 def test_packed_and_sorted_ranks_agree_on_ties_infinities_and_zeros() -> None:

@@ -324,6 +324,7 @@ def packed_sliding_attention(
     """Return the result of `sliding_attention` for packed sequences."""
     row = _TokenPositions.of(starts, q_1HTD.shape[2])
     token_T = row.begin_T + row.position_T
+    window = min(window, q_1HTD.shape[2])  # `starts` may be int32, which cannot represent larger windows
     spans_T2 = torch.stack((torch.maximum(row.begin_T, token_T - window + 1), token_T + 1), 1)
     return attend(
         q_1HTD,

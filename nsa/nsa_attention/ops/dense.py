@@ -65,7 +65,8 @@ def dense(
 ) -> OutputAndLse:
     """Return the output [B, H, T, E] and log-sum-exp [B, H, T] of attention under a mask pattern.
 
-    A query that attends to no key gets output 0 and log-sum-exp -inf. The log-sum-exp has no gradient.
+    A query that attends to no key, or has only scores of -inf, gets output 0 and log-sum-exp -inf. The log-sum-exp has
+    no gradient.
     """
     batch, heads, queries, _ = q_BHTD.shape
     batch_groups = batch * k_BGSD.shape[1]
@@ -77,13 +78,9 @@ def dense(
     )
     scores_NhTS = q_NhTD @ k_N1SD.transpose(2, 3) * scale + pattern.bias(0, queries, indices, q_NhTD)
     lse_NhT = scores_NhTS.detach().to(compute_dtype(q_BHTD)).logsumexp(-1)
-    fully_masked = pattern.fully_masked_rows(0, queries, indices, q_NhTD.device)
-    if fully_masked is not None:
-        # The softmax of a row with only -inf, and its gradient, would be NaN.
-        scores_NhTS = scores_NhTS.masked_fill(fully_masked.unsqueeze(-1), 0.0)
-    output_NhTE = torch.softmax(scores_NhTS, -1) @ v_N1SE
-    if fully_masked is not None:
-        output_NhTE = output_NhTE.masked_fill(fully_masked.unsqueeze(-1), 0.0)
-        lse_NhT = lse_NhT.masked_fill(fully_masked, -torch.inf)
+    # The softmax of a row with only -inf, and its gradient, would be NaN.
+    fully_masked = (lse_NhT == -torch.inf).unsqueeze(-1)
+    output_NhTE = torch.softmax(scores_NhTS.masked_fill(fully_masked, 0.0), -1) @ v_N1SE
+    output_NhTE = output_NhTE.masked_fill(fully_masked, 0.0)
     output_BHTE = output_NhTE.reshape(batch, heads, queries, v_BGSE.shape[3]).to(q_BHTD.dtype)
     return output_BHTE, lse_NhT.reshape(batch, heads, queries)

@@ -120,7 +120,13 @@ class FusedCpuKernel:
         return rows * keys  # the mask is the largest tensor; the heads of a group share it
 
     def forward(self, q_NhCD: Tensor, k_NSD: Tensor, v_NSE: Tensor, bias: Tensor, scale: float) -> tuple[Tensor, ...]:
-        return _flash(q_NhCD, k_NSD, v_NSE, scale, attn_mask=bias)
+        o_NhCE, lse_NhC = _flash(q_NhCD, k_NSD, v_NSE, scale, attn_mask=bias)
+        if bool((is_zero := lse_NhC == 0).any()):
+            # The operator also returns 0 for a query with only scores of -inf.
+            rows_C = is_zero.flatten(0, 1).any(0).nonzero().flatten()
+            _, lse_NhR = EagerKernel().forward(q_NhCD[:, :, rows_C], k_NSD, v_NSE, bias[:, :, rows_C], scale)
+            lse_NhC[:, :, rows_C] = lse_NhC[:, :, rows_C].where(~is_zero[:, :, rows_C], lse_NhR)
+        return o_NhCE, lse_NhC
 
     def backward(self, grad: Tensor, state: TileState, bias: Tensor, scale: float) -> tuple[Tensor, ...]:
         return _flash_backward(grad, state, scale, attn_mask=bias)

@@ -14,6 +14,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from nsa_attention import reference
 from nsa_attention.ops.attend import compressed_attention, sliding_attention
+from nsa_attention.ops.backends import TiledBackend
 from nsa_attention.ops.fused import descriptors, launch, spanned, tuning
 from nsa_attention.ops.fused.launch import CannotLaunchError, Tile
 from nsa_attention.ops.fused.spanned import Spans, spanned_attention
@@ -40,6 +41,21 @@ class Case:
     v: Tensor
     ours: Attention
     theirs: Attention
+
+
+@pytest.mark.parametrize("window", [5, 2**31 - 1, 2**31, 2**40])
+def test_a_window_of_any_size_reaches_no_further_than_its_sequence(window: int) -> None:
+    starts = torch.tensor([0, 2, 5], dtype=torch.int32)
+    for made, ends in ((None, [5] * 5), (starts, [2, 2, 5, 5, 5])):
+        spans = spanned.window_spans(5, window, made, torch.device("cpu"))
+        assert spans.stop_query_S.tolist() == ends
+        assert spans.first_key_T.tolist() == [0, 0, *([0] * 3 if made is None else [2] * 3)]
+        q, k, v = (torch.randn(1, heads, 5, 4, dtype=torch.float64) for heads in (2, 1, 1))
+        numbers = {"scale": 0.5, "starts": made}
+        ours, theirs = (
+            TiledBackend(EagerKernel()).attend_sliding(q, k, v, window=size, **numbers) for size in (window, 5)
+        )
+        torch.testing.assert_close(ours, theirs)
 
 
 @pytest.fixture(autouse=True)

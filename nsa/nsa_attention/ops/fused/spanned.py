@@ -93,6 +93,7 @@ def block_spans(
 def window_spans(tokens: int, window: int, starts: Tensor | None, device: torch.device) -> Spans:
     """Return the range of keys that each query attends to in sliding-window attention: the last `window` tokens."""
     starts = single_sequence_starts(tokens, device) if starts is None else starts
+    window = min(window, tokens)  # int32 cannot represent the sum of a token and any larger window
     sequence_T, token_T = sequence_numbers(starts, tokens), _positions(tokens, device)
     return Spans(
         first_key_T=torch.maximum(starts[sequence_T], token_T - window + 1),
