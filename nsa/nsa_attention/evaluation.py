@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from .data import Batch, Batches
-from .observe import say
+from .observe import say, without_ending_training
 from .settings import Settings
 from .world import World
 
@@ -46,7 +46,7 @@ class Evaluation:
         if not self._world.is_first:
             return
         say(f"evaluation step {step} loss {mean:.4f} {tokens} tokens {seconds:.3f} s")
-        with self._table.open("a", encoding="utf-8") as table:
+        with without_ending_training(), self._table.open("a", encoding="utf-8") as table:
             if table.tell() == 0:
                 table.write(f"{HEADER}\n")
             table.write(f"{step},{mean:.6g},{tokens},{seconds:.6g}\n")

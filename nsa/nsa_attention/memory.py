@@ -15,6 +15,7 @@ import torch
 from torch._subclasses import FakeTensor
 from torch.profiler import ProfilerActivity, profile
 
+from .observe import without_ending_training
 from .world import CannotRunError
 
 _LARGEST = 20
@@ -119,7 +120,8 @@ def memory_profile(path: Path, device: torch.device) -> Iterator[None]:
         yield
     order = "self_cuda_memory_usage" if device.type == "cuda" else "self_cpu_memory_usage"
     rows = profiler.key_averages(group_by_input_shape=True)
-    path.write_text(rows.table(sort_by=order, row_limit=_OPERATORS) + "\n", encoding="utf-8")
+    with without_ending_training():
+        path.write_text(rows.table(sort_by=order, row_limit=_OPERATORS) + "\n", encoding="utf-8")
 
 
 class AllocatorHistory:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,20 @@ def say(line: str) -> None:
     """Print a line to stdout in a single write, so that the lines of several ranks do not mix."""
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
+
+
+@contextmanager
+def without_ending_training() -> Iterator[None]:
+    """Run the `with` block or decorated function, which writes telemetry. If a file cannot be written, only say so."""
+    try:
+        yield
+    except OSError as error:
+        _say_once(f"nsa.train telemetry: {error}; rows are missing in the files, and the training goes on")
+
+
+@cache
+def _say_once(line: str) -> None:
+    say(line)
 
 
 class GradientTrace:
@@ -80,7 +96,7 @@ class GradientTrace:
         if order == self._last:
             return
         self._last = order
-        with self._order_file.open("a", encoding="utf-8") as file:
+        with without_ending_training(), self._order_file.open("a", encoding="utf-8") as file:
             file.write(json.dumps({"step": step, **order, "missing": missing}) + "\n")
 
 

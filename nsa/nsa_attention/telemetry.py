@@ -25,6 +25,7 @@ from .config import NSAConfig
 from .cost import SavedTensorCounter, expected_bytes, graph_nodes
 from .dtypes import ExpectedDtypes, dtype_report
 from .memory import AllocatorHistory, gpu_bytes, memory_dump, peak_rss_bytes, rss_bytes
+from .observe import without_ending_training
 from .ops.dispatch import UsedImplementation
 from .samples import EVERY_STEPS, Observer, mean_gates
 from .world import CannotRunError, World
@@ -206,6 +207,7 @@ class Telemetry(NoTelemetry):
             self._observer.watch(dtypes=not self._sampled)
         self._sampled = True
 
+    @without_ending_training()
     def end(self, result: StepResult) -> None:
         self._last_step = result.step
         if self._observer is not None and self._sampling:
@@ -236,6 +238,7 @@ class Telemetry(NoTelemetry):
         """Return the peak memory in bytes: allocated memory on a GPU, resident memory on a CPU."""
         return (gpu_bytes(self._world.device) or {}).get("peak") or peak_rss_bytes()
 
+    @without_ending_training()
     def audit_dtypes(self, optimizer: torch.optim.Optimizer, expected: ExpectedDtypes) -> None:
         if self._observer is None or self._model is None:
             return
@@ -248,7 +251,8 @@ class Telemetry(NoTelemetry):
             self._snapshot_memory(self._last_step)
             self._history.close()
         for file in (self._heartbeat, self._training, self._selection, self._gates, self._costs):
-            file.close()
+            with without_ending_training():
+                file.close()
         if self._events is not None:
             self._events.close()
 
@@ -277,11 +281,13 @@ class Telemetry(NoTelemetry):
                 self._events.add_scalar(f"gates/{branch}", mean, step)
         self._write_implementations()
 
+    @without_ending_training()
     def _write_implementations(self) -> None:
         if self._model is None or not self._world.is_first:
             return
         self._path("fallback_counters.csv").write_text(implementations_csv(self._model), encoding="utf-8")
 
+    @without_ending_training()
     def _write_heartbeat(self, step: int, phase: str, result: StepResult | None = None) -> None:
         device_bytes = gpu_bytes(self._world.device)
         record = {
@@ -310,6 +316,7 @@ class Telemetry(NoTelemetry):
         self._heartbeat.write(json.dumps(record) + "\n")
         self._heartbeat.flush()
 
+    @without_ending_training()
     def _dump_memory(self, step: int) -> None:
         dump = memory_dump(self._world.device, step=step, rank=self._world.rank)
         stem = self._dump_name(step)
@@ -317,6 +324,7 @@ class Telemetry(NoTelemetry):
         (self._directory / f"{stem}.json").write_text(json.dumps(dump.record()) + "\n", encoding="utf-8")
         self._snapshot_memory(step)
 
+    @without_ending_training()
     def _snapshot_memory(self, step: int) -> None:
         if self._history is not None:
             self._history.dump(self._directory / f"mem_snapshot_rank{self._world.rank}_step{step}.pickle")
@@ -385,6 +393,7 @@ class _Table:
         if self._file.tell() == 0:
             self.write(*header.split(","))
 
+    @without_ending_training()
     def write(self, *values: Any) -> None:
         self._writer.writerow([_short(value) for value in values])
         self._file.flush()

@@ -25,7 +25,7 @@ from .dtypes import HALF, ExpectedDtypes, expected_dtypes
 from .evaluation import Evaluation
 from .memory import memory_profile
 from .model import TinyLM, count_parameters
-from .observe import GradientTrace, ModuleBackwardTrace, ViewGradientTrace, say, traced_modules
+from .observe import GradientTrace, ModuleBackwardTrace, ViewGradientTrace, say, traced_modules, without_ending_training
 from .ops.dispatch import MissingImplementationError, example_tensors, implementation_for_sliding
 from .parallelize import (
     BucketTrace,
@@ -115,6 +115,8 @@ def _train_steps(settings: Settings, world: World, batches: Batches) -> None:
                     run.traces.buckets.is_printing = step < first + BucketTrace.STEPS
                 with _debug_modes(run, step, is_profiled=step == min(first + 1, last)):
                     _one_step(run, step, is_first=step == first)
+                if saver is not None:
+                    saver.check()
                 if saver is not None and step % settings.checkpoint_every == 0:
                     saver.save(step, run.model, run.optimizer, run.scaler, run.batches)
     finally:
@@ -202,21 +204,23 @@ def _evaluation(settings: Settings, world: World, model: nn.Module) -> Evaluatio
 
 
 def _telemetry(settings: Settings, world: World, model: TinyLM | None) -> NoTelemetry:
-    """Create the output directory, and return the telemetry of the run."""
+    """Create the output directory, and return the telemetry of the run, or NoTelemetry if no file can be opened."""
+    settings.out_dir.mkdir(parents=True, exist_ok=True)
     if not settings.telemetry:
-        settings.out_dir.mkdir(parents=True, exist_ok=True)
         return NoTelemetry()
-    return Telemetry(
-        settings.out_dir,
-        world,
-        model,
-        settings.mem_dump_every,
-        steps=settings.steps,
-        compiled=settings.compile,
-        sharded=settings.wrapper in SHARDED,
-        tensorboard=settings.tensorboard,
-        mem_snapshot=settings.mem_snapshot,
-    )
+    with without_ending_training():
+        return Telemetry(
+            settings.out_dir,
+            world,
+            model,
+            settings.mem_dump_every,
+            steps=settings.steps,
+            compiled=settings.compile,
+            sharded=settings.wrapper in SHARDED,
+            tensorboard=settings.tensorboard,
+            mem_snapshot=settings.mem_snapshot,
+        )
+    return NoTelemetry()
 
 
 def _warm_up(settings: Settings, world: World, bare: TinyLM, telemetry: NoTelemetry) -> None:
@@ -439,7 +443,9 @@ def _report_data_problems(settings: Settings, world: World, batches: Batches) ->
 
 def _write_report(settings: Settings, world: World, batches: Batches) -> None:
     path = settings.out_dir / f"loader_rank{world.rank}.json"
-    if settings.telemetry:
+    if not settings.telemetry:
+        return
+    with without_ending_training():
         path.write_text(json.dumps(batches.summary(), indent=1) + "\n", encoding="utf-8")
 
 

@@ -6,10 +6,13 @@ import csv
 import json
 import pickle
 import random
+import re
+import resource
 import shutil
 import signal
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,7 +28,7 @@ from torch import Tensor, nn
 from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
-from nsa_attention import rehearse
+from nsa_attention import rehearse, train
 from nsa_attention.checkpoints import folder as folders
 from nsa_attention.checkpoints import save as saving_module
 from nsa_attention.checkpoints.choose import find_checkpoint
@@ -169,6 +172,25 @@ def test_no_bit_of_a_checkpoint_changes_unseen(tmp_path_factory: pytest.TempPath
     path.write_bytes(content)
     with pytest.raises(DamagedError):
         verify(whole)
+
+
+def test_a_checkpoint_of_a_newer_format_is_no_damaged_one_and_none_before_it_is_taken(
+    alone: Alone, trained: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manifest = folders.manifest_of(trained / "step-4")
+    aside = (trained / "step-4").rename(folders.writing_path(trained, 4))
+    with monkeypatch.context() as newer:
+        newer.setattr(folders, "_FORMAT", 2)
+        folders.finish(aside, manifest)
+    what = "out/checkpoint/step-4 has format 2, and this version reads format 1; use a newer version\n"
+    for resume in ("auto", "out", "out/checkpoint/step-4"):
+        status, _, error = alone(*TINY, *STEPS, "--resume", resume)
+        assert (status, error) == (2, f"nsa.train: error: --resume {resume}: {what}")
+    with pytest.raises(CannotRunError, match="has format 2, and this version reads format 1"):
+        read_weights(trained)
+    cut(trained / "step-2" / "__0_0.distcp")  # a damaged one that was named
+    status, _, error = alone(*TINY, *STEPS, "--resume", "out/checkpoint/step-2")
+    assert (status, error.count("step-2 is damaged: ")) == (2, 1)
 
 
 def test_no_whole_checkpoint_is_one_clear_error_and_nothing_is_written(alone: Alone, trained: Path) -> None:
@@ -385,6 +407,30 @@ class TestACheckpointInTheBackground:
                 "--checkpoint-every: the checkpoint of step 1: rank 0: [Errno 28] No space left on device"
             )
 
+    def test_that_could_not_be_written_ends_the_run_at_the_next_step(
+        self, alone: Alone, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def full(*_: object) -> None:
+            raise OSError(28, "No space left on device")
+
+        def saves(saver: Saver, *arguments: Any) -> None:
+            save(saver, *arguments)
+            in_flight.append(saver._in_flight)
+
+        def steps(run: train.Run, step: int, *, is_first: bool) -> None:
+            one_step(run, step, is_first=is_first)
+            done.append(step)
+            if step == 4:
+                in_flight[0].exception(60)
+
+        in_flight, done, save, one_step = [], [], Saver.save, train._one_step
+        monkeypatch.setattr(saving_module, "finish", full)
+        monkeypatch.setattr(Saver, "save", saves)
+        monkeypatch.setattr(train, "_one_step", steps)
+        status, _, error = alone(*TINY, "--steps", "9", "--checkpoint-every", "3", "--async-checkpoint")
+        assert (status, done) == (2, [1, 2, 3, 4])
+        assert "the checkpoint of step 3: rank 0: [Errno 28] No space left" in error
+
 
 def test_a_full_disk_ends_the_run_in_one_line(alone: Alone, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def full(*_: object) -> None:
@@ -396,7 +442,75 @@ def test_a_full_disk_ends_the_run_in_one_line(alone: Alone, monkeypatch: pytest.
     (line,) = error.splitlines()
     assert line.startswith("nsa.train: error: --checkpoint-every: the checkpoint of step 2: rank 0: ")
     assert "No space left on device" in line
-    assert folders.checkpoints_in(tmp_path / "out/checkpoint") == []
+    assert list((tmp_path / "out/checkpoint").iterdir()) == []
+
+
+@contextmanager
+def files_of_at_most(size_bytes: int) -> Iterator[None]:
+    """Let no file grow beyond a size, as if the disk were full there."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.parametrize("name", ["__0_0.distcp", "rank0.json", "complete.json.tmp"])
+def test_no_space_is_said_with_path_and_bytes_and_nothing_half_written_is_left(
+    alone: Alone, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
+) -> None:
+    """Even though torch then fails with another error, `unexpected pos 704 vs 598`."""
+    write_durably, save = folders.write_durably, dcp.save
+
+    def durably(path: Path, text: str) -> None:
+        with files_of_at_most(300) if path.name == name else nullcontext():
+            write_durably(path, text)
+
+    def tensors(*arguments: Any, **options: Any) -> object:
+        with files_of_at_most(50_000) if name == "__0_0.distcp" else nullcontext():
+            return save(*arguments, **options)
+
+    for module in (folders, saving_module):
+        monkeypatch.setattr(module, "write_durably", durably)
+    monkeypatch.setattr(dcp, "save", tensors)
+    status, _, error = alone(*TINY, *STEPS)
+    assert status == 2
+    said = re.fullmatch(
+        r"nsa.train: error: --checkpoint-every: the checkpoint of step 2: rank 0: "
+        r"out/checkpoint/step-2\.writing/?(.*): File too large \((\d+) bytes to write, \d+ bytes free\)\n",
+        error,
+    )
+    assert said, error
+    assert said[1] in (name, "")
+    assert int(said[2]) > (50_000 if name == "__0_0.distcp" else 300)
+    assert list((tmp_path / "out/checkpoint").iterdir()) == []
+
+
+def test_telemetry_that_cannot_be_written_is_said_and_ends_no_training(alone: Alone, trained: Path) -> None:
+    options = (
+        "--steps",
+        "7",
+        "--resume",
+        "auto",
+        "--mem-dump-every",
+        "1",
+        "--eval-every",
+        "1",
+        "--eval-data",
+        "synthetic",
+    )
+    appended = [trained.parent / name for name in ("training.csv", "heartbeat_rank0.jsonl")]
+    before = [path.read_bytes() for path in appended]
+    with files_of_at_most(0):
+        status, output, error = alone(*TINY, *options)
+    assert (status, error) == (0, "")
+    assert "step 7 loss" in output
+    (line,) = (line for line in output.splitlines() if "telemetry" in line)
+    assert line == (
+        "nsa.train telemetry: [Errno 27] File too large; rows are missing in the files, and the training goes on"
+    )
+    assert [path.read_bytes() for path in appended] == before
 
 
 def test_an_error_of_a_step_is_not_hidden_by_one_of_the_last_checkpoint(tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ def find_checkpoint(path: Path) -> tuple[Path, Manifest, list[str]]:
 
     If `path` is itself a checkpoint, only this checkpoint is considered. Otherwise `path` is a run's output directory
     or a directory of checkpoints. Raises NoCheckpointError if the directory has no finished checkpoint, and
-    CannotRunError if all its checkpoints are damaged.
+    CannotRunError if all its checkpoints are damaged or the latest undamaged one has a newer format.
     """
     if (path / COMPLETE).exists() or step_of(path) is not None:
         try:
@@ -131,7 +131,7 @@ def _alternative_to(damaged: Path) -> str:
     for other in checkpoints_in(damaged.parent):
         try:
             verify(other)
-        except DamagedError:
+        except (DamagedError, CannotRunError):
             continue
         return f"; {other} is undamaged"
     return "; this directory has no undamaged checkpoint"

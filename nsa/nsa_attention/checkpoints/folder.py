@@ -7,21 +7,27 @@ checksums detect files that were damaged later.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
 import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from ..world import CannotRunError
+
 # Name of the directory of checkpoints in the output directory; torchtitan uses the same name.
 FOLDER = "checkpoint"
 COMPLETE = "complete.json"
+# The format of a checkpoint. In every format, complete.json is {"manifest": {"format": ...}, "sha256": ...}, so that an
+# older version of this package can tell a newer format from damage.
 _FORMAT = 1
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _NAME = re.compile(r"step-(\d+)")
 _WRITING, _REMOVING, _SET_ASIDE = ".writing", ".removing", ".set-aside"
 
@@ -92,16 +98,38 @@ def recover(folder: Path) -> None:
 
 def write_durably(path: Path, text: str) -> None:
     """Write `text` to a file, and wait until it is on disk."""
-    with path.open("w", encoding="utf-8") as file:
-        file.write(text)
+    content = text.encode()
+    with lack_of_space_named(path, len(content)), path.open("wb") as file:
+        file.write(content)
         file.flush()
         os.fsync(file.fileno())
+
+
+@contextmanager
+def lack_of_space_named(path: Path, size_bytes: int | None = None) -> Iterator[None]:
+    """Raise an OSError that names `path` and the numbers of bytes if the `with` block fails for lack of disk space.
+
+    `size_bytes` is the number of bytes that the block writes, if it is known.
+    """
+    free_bytes = shutil.disk_usage(path.parent).free
+    try:
+        yield
+    except Exception as error:
+        # torch.save raises RuntimeError ("unexpected pos 704 vs 598") while it handles the OSError.
+        cause: BaseException | None = error
+        while cause is not None and not (isinstance(cause, OSError) and cause.errno in _NO_SPACE):
+            cause = cause.__context__
+        if cause is None:
+            raise
+        to_write = "" if size_bytes is None else f"{size_bytes} bytes to write, "
+        raise OSError(f"{path}: {cause.strerror} ({to_write}{free_bytes} bytes free)") from error
 
 
 def verify(checkpoint: Path) -> Manifest:
     """Check all files of a checkpoint against its manifest, and return the manifest.
 
-    Raises DamagedError if a file is missing or has changed, or if the manifest cannot be used.
+    Raises DamagedError if a file is missing or has changed, or if the manifest cannot be used, and CannotRunError if
+    the checkpoint has another format.
     """
     manifest = manifest_of(checkpoint)
     for name, expected in manifest.files.items():
@@ -118,7 +146,10 @@ def verify(checkpoint: Path) -> Manifest:
 
 
 def manifest_of(checkpoint: Path) -> Manifest:
-    """Return the manifest of a checkpoint, without checking the files it lists."""
+    """Return the manifest of a checkpoint, without checking the files it lists.
+
+    Raises DamagedError if the manifest cannot be used, and CannotRunError if the checkpoint has another format.
+    """
     try:
         text = (checkpoint / COMPLETE).read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -131,8 +162,10 @@ def manifest_of(checkpoint: Path) -> Manifest:
         content, stored_sum = json.loads(text)["manifest"], json.loads(text)["sha256"]
         if _sum(content) != stored_sum:
             raise ValueError
-        if content.pop("format") != _FORMAT:
-            raise DamagedError(f"{COMPLETE} has a format that this version does not know")
+        if (saved_format := content.pop("format")) != _FORMAT:
+            raise CannotRunError(
+                f"{checkpoint} has format {saved_format}, and this version reads format {_FORMAT}; use a newer version"
+            )
         files = {name: FileDigest(**digest) for name, digest in content.pop("files").items()}
         manifest = Manifest(files=files, **content)
     except (ValueError, LookupError, TypeError, AttributeError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -19,6 +20,7 @@ from ..observe import say
 from ..settings import Settings
 from ..world import CannotRunError, World
 from .folder import (
+    COMPLETE,
     FOLDER,
     FileDigest,
     Manifest,
@@ -26,6 +28,7 @@ from .folder import (
     digest_of,
     finish,
     keep_newest,
+    lack_of_space_named,
     tidy,
     write_durably,
     writing_path,
@@ -76,7 +79,7 @@ class Saver:
     """A writer for one run's checkpoints. Every rank must call `save` and `close`.
 
     If a checkpoint cannot be written, every rank raises CannotRunError. `save` raises it, or, if the checkpoint is
-    written in the background, the next `save` or `close`.
+    written in the background, the next `check`, `save` or `close`.
     """
 
     def __init__(self, settings: Settings, world: World, done: int) -> None:
@@ -88,6 +91,8 @@ class Saver:
         # A separate group, because the background thread must not mix its collectives with those of the training
         # step, and because NCCL cannot send text.
         self._group = None if world.backend is None else dist.new_group(backend="gloo")
+        # The training step must not use the group of the background thread.
+        self._step_group = None if self._thread is None or not self._group else dist.new_group(backend="gloo")
         self._on_all_ranks(lambda: self._tidy(done))
 
     def save(
@@ -119,6 +124,20 @@ class Saver:
             self._write, content, started_s, f" in the background; training waited {waited_s:.2f} s"
         )
 
+    def check(self) -> None:
+        """Raise CannotRunError if the checkpoint in the background has failed.
+
+        Every rank must call this method after each step. Nothing happens until all ranks have stopped writing, so that
+        every rank raises the error after the same step.
+        """
+        if self._in_flight is None:
+            return
+        is_done = torch.tensor(int(self._in_flight.done()))
+        if self._step_group is not None:
+            dist.all_reduce(is_done, dist.ReduceOp.MIN, self._step_group)
+        if is_done:
+            self._wait()
+
     def close(self) -> None:
         """Wait for the checkpoint that is being written, and stop the background thread."""
         try:
@@ -147,6 +166,8 @@ class Saver:
             files = {name: digest for digests in digests_by_rank for name, digest in digests.items()}
             self._on_all_ranks(lambda: self._complete(aside, content, files))
         except CannotRunError as error:
+            if self._world.is_first and not (aside / COMPLETE).exists():
+                shutil.rmtree(aside, ignore_errors=True)
             raise CannotRunError(f"--checkpoint-every: the checkpoint of step {content.step}: {error}") from error
         if self._world.is_first:
             size_mb = sum(digest.size_bytes for digest in files.values()) / 1e6
@@ -157,9 +178,20 @@ class Saver:
         from torch.distributed import checkpoint
         from torch.distributed.checkpoint.api import CheckpointException
 
-        writer = checkpoint.FileSystemWriter(aside)
+        class Writer(checkpoint.FileSystemWriter):
+            def write_data(self, plan: Any, planner: Any) -> Any:
+                # An exception loses its context on the way to other ranks, so the lack of space is named here.
+                with lack_of_space_named(aside, sum(item.tensor_storage_size() or 0 for item in plan.items)):
+                    return super().write_data(plan, planner)
+
+            def finish(self, metadata: Any, results: Any) -> None:
+                with lack_of_space_named(aside / ".metadata"):
+                    super().finish(metadata, results)
+
         try:
-            checkpoint.save(tensors, storage_writer=writer, process_group=self._group, no_dist=self._group is None)
+            checkpoint.save(
+                tensors, storage_writer=Writer(aside), process_group=self._group, no_dist=self._group is None
+            )
         except CheckpointException as error:
             raise CannotRunError(first_failure(error)) from error
 
