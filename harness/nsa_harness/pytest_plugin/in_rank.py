@@ -17,6 +17,7 @@ OPTIONS = "options.json"  # the options of the pytest session that launched this
 CALL = "call.pickle"  # the function to call instead of the test's body, with its arguments
 RESULT = "rank{}.pickle"  # what that function returned
 _RESULT_BYTES = 64 << 20
+_GROUP = pytest.StashKey[object]()  # the process group that the rank has left
 # Options that decide which tests run, how, and what is printed. A rank has its own.
 _OWN = (
     "file_or_dir", "plugins", "inifilename", "rootdir", "override_ini", "importmode", "keyword", "markexpr", "maxfail",
@@ -98,10 +99,13 @@ def _call(config: pytest.Config) -> Path | None:
 
 
 @pytest.hookimpl(trylast=True)
-def pytest_sessionfinish(exitstatus: int) -> None:
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     import torch
 
     if exitstatus == 0 and torch.distributed.is_initialized():  # after a failure, the other ranks may not come
+        # A DDP model that is freed later must not be the last owner: it would join the threads of gloo with the GIL
+        # held, while one of them may need it (seen with torch 2.13).
+        session.config.stash[_GROUP] = torch.distributed.group.WORLD
         torch.distributed.destroy_process_group()
 
 
