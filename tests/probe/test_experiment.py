@@ -524,6 +524,22 @@ def test_tensors_are_read_and_replaced_without_the_programs_modes(
     assert told(events) == [told_]
 
 
+def test_a_path_of_one_rank_is_given_to_all_but_a_path_of_the_programs_own_class_is_not(job: Ranks) -> None:
+    program = f"""{RANK}
+from pathlib import Path
+class Own(type(Path())):
+    pass
+folder, own = Path("run") / str(rank), Own("run", str(rank))
+x = 1 #at
+print(folder, type(folder) is type(Path()), own)
+"""
+    outputs, events = job.run(program, {"kind": "scalar", "path": name("folder")})
+    assert [output.strip() for output in outputs] == ["run/0 True run/0", "run/0 True run/1"]
+    assert told(events) == [("changed", 1, "")]
+    _, events = job.run(program, {"kind": "scalar", "path": name("own")})
+    assert told(events) == [("refused", 1, "type")]
+
+
 def test_a_tensor_that_an_extra_call_changed_in_place_is_restored(ranks: Ranks) -> None:
     program = f"""{RANK}
 import torch

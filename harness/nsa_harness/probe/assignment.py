@@ -22,6 +22,7 @@ _MAX_DEPTH = 6
 _PLAIN = (int, float, bool, str, bytes, complex, type(None))
 _CONTAINERS = (list, tuple, dict)
 _NUMPY_SCALARS = ("float64", "float32", "int64", "int32", "bool")
+_PATHS = ("PosixPath", "PurePosixPath")
 _OPTIMIZED = 1  # the flag of a code object whose locals are not stored in a dictionary
 _DICTIONARIES = (types.GetSetDescriptorType, types.MemberDescriptorType)  # of instances: SimpleNamespace has the latter
 _BIT_GENERATORS = ("PCG64", "PCG64DXSM", "MT19937", "Philox", "SFC64")
@@ -168,8 +169,10 @@ def pack(value: Any, *, with_graph: bool = False) -> tuple[Any, ...]:
         raise Refusal("unbound")
     if is_plain(value):
         return _checked("plain", value)
-    if is_one_of(type(value), _numpy_scalars()):
+    if is_one_of(type(value), _classes("numpy", _NUMPY_SCALARS)):
         return _checked("numpy", type(value).__name__, value.item())
+    if is_one_of(type(value), _classes("pathlib", _PATHS)):
+        return _checked("path", type(value).__name__, str(value))
     torch: Any = sys.modules.get("torch")
     if torch is None or type(value) is not torch.Tensor:
         raise Refusal("type")
@@ -212,6 +215,8 @@ def unpack(packed: tuple[Any, ...]) -> Any:
         return packed[1]
     if kind == "numpy":
         return getattr(sys.modules["numpy"], packed[1])(packed[2])
+    if kind == "path":
+        return getattr(sys.modules["pathlib"], packed[1])(packed[2])
     torch: Any = sys.modules["torch"]
     with TorchOnly():
         dtype = getattr(torch, packed[1].partition(".")[2])
@@ -258,7 +263,7 @@ def save(value: Any) -> Callable[[Holder], object]:
             holder.write(value)
 
         return restore_generator
-    if value is MISSING or is_one_of(type(value), (*_PLAIN, tuple, *_numpy_scalars())):
+    if value is MISSING or is_one_of(type(value), (*_PLAIN, tuple, *_immutable_classes())):
         return lambda holder: holder.write(value)
     if is_one_of(type(value), (list, dict, set)):
         if type(value) is not list and not all(is_one_of(type(key), _PLAIN) for key in value):
@@ -308,9 +313,14 @@ def _saved_state(value: Any) -> Callable[[], object] | None:
     return None
 
 
-def _numpy_scalars() -> tuple[type, ...]:
-    numpy = sys.modules.get("numpy")
-    return tuple(getattr(numpy, name) for name in _NUMPY_SCALARS if hasattr(numpy, name))
+def _immutable_classes() -> tuple[type, ...]:
+    return (*_classes("numpy", _NUMPY_SCALARS), *_classes("pathlib", _PATHS))
+
+
+def _classes(module_name: str, names: Sequence[str]) -> tuple[type, ...]:
+    """Return the classes of a module by name, or no classes if the program has not imported the module."""
+    module = sys.modules.get(module_name)
+    return tuple(getattr(module, name) for name in names if hasattr(module, name))
 
 
 def jump(frame: types.FrameType, line: int) -> None:
