@@ -6,8 +6,9 @@ from textwrap import dedent
 
 import pytest
 
+from nsa_harness.core.recording.experiments import plan_experiments
 from nsa_harness.core.recording.explain import explain
-from nsa_harness.core.recording.explanation import Explanation, OriginKind
+from nsa_harness.core.recording.explanation import ExperimentKind, Explanation, OriginKind
 from nsa_harness.core.recording.recording import Execution, RankRecording, ThreadRecording
 from tests.core.recorded import FILE, Thing, at, call, main, op, recorded
 
@@ -323,3 +324,140 @@ def test_a_message_to_a_rank_that_failed_is_no_division() -> None:
     found = explained("a()\n\n\n\nlog(x)\n\n\n\nrecv()\n", piped(0), piped(1), piped(2))
     assert found.division is None or found.division.place.line != 9
     assert lines(found)[0] == 5
+
+
+LOADED_BY_ONE = """\
+    def load(tracker):
+        tracker.best = 1
+    def update(tracker, value):
+        if value < tracker.best:
+            tracker.best = value
+        else:
+            tracker.bad += 1
+    if rank == 0:
+        load(tracker)
+    for value in (3, 2):
+        update(tracker, value)
+
+
+
+    if tracker.bad:
+        barrier()
+    all_reduce()
+    """
+
+
+def test_state_that_only_one_rank_loads_is_the_origin_although_all_ranks_changed_it_later() -> None:
+    tracker = Thing(7)
+
+    def run(rank: int) -> RankRecording:
+        best, rounds = (9, 1)[rank == 0], []
+        for value in (3, 2):
+            check = at(4, reads={"tracker": tracker, "tracker.best": best, "value": value})
+            if rank == 0:
+                change = at(7, reads={"tracker": tracker}, writes={"tracker.bad": 4 - value})
+            else:
+                best, change = value, at(5, reads={"tracker": tracker}, writes={"tracker.best": value})
+            own = {"tracker": tracker, "value": value}
+            rounds += [at(10), at(11, call("update", check, change, first_line=3, arguments=own), reads=own)]
+        load = call(
+            "load", at(2, reads={"tracker": tracker}, writes={"tracker.best": 1}), arguments={"tracker": tracker}
+        )
+        loaded = [at(9, load, reads={"tracker": tracker})] if rank == 0 else []
+        decision = at(15, reads={"tracker": tracker, "tracker.bad": 2 if rank == 0 else 0})
+        wait = at(16, op("barrier", returned=False)) if rank == 0 else at(17, op(returned=False))
+        return recorded(rank, main(at(8, reads={"rank": rank}), *loaded, *rounds, at(10), decision, wait, ended=False))
+
+    found = explained(LOADED_BY_ONE, run(0), run(1))
+    assert (lines(found)[0], found.candidates[0].kind) == (9, OriginKind.LEAK)
+    provable = [one for one in plan_experiments(found, {FILE: dedent(LOADED_BY_ONE)}) if one.proves_origin]
+    assert [(one.kind, one.place.line, one.origin and one.origin.place.line) for one in provable] == [
+        (ExperimentKind.UNDO_LEAK, 2, 9)
+    ]
+
+
+HOOKS = """\
+    def next_batch(t):
+        t.iter += 1
+
+
+    def preview(t):
+        next_batch(t)
+
+
+
+    hooks = []
+    if rank == 0:
+        hooks.append(preview)
+    for hook in hooks:
+        hook(t)
+    next_batch(t)
+    if t.iter > 1:
+        barrier()
+    all_reduce()
+    """
+
+
+def test_what_a_hook_of_one_rank_advances_is_the_origin_and_not_that_the_rank_has_a_hook() -> None:
+    t = Thing(7)
+
+    def advance(iteration: int, line: int) -> Execution:
+        step = at(2, reads={"t": t, "t.iter": iteration - 1}, writes={"t.iter": iteration})
+        return at(line, call("next_batch", step, arguments={"t": t}), reads={"t": t})
+
+    def run(rank: int) -> RankRecording:
+        hooks = Thing(8, "list", "0 items crc 00000000" if rank else "1 items crc 00000001")
+        registered, called = [], []
+        if rank == 0:
+            registered = [at(12, reads={"hooks": hooks})]
+            hook = call("preview", advance(1, 6), first_line=5, arguments={"t": t})
+            called = [at(14, hook, reads={"t": t}), at(13, reads={"hooks": hooks})]
+        executions = [
+            at(10, writes={"hooks": Thing(8, "list", "[]")}),
+            at(11, reads={"rank": rank}),
+            *registered,
+            at(13, reads={"hooks": hooks}),
+            *called,
+        ]
+        iteration = 1 if rank else 2
+        decision = at(16, reads={"t": t, "t.iter": iteration})
+        wait = at(18, op(returned=False)) if rank else at(17, op("barrier", returned=False))
+        return recorded(rank, main(*executions, advance(iteration, 15), decision, wait, ended=False))
+
+    found = explained(HOOKS, run(0), run(1))
+    assert lines(found)[0] == 6
+    provable = [one for one in plan_experiments(found, {FILE: dedent(HOOKS)}) if one.proves_origin]
+    assert [(one.place.line, one.origin and one.origin.place.line) for one in provable] == [(2, 6)]
+
+
+REGISTERED = """\
+    def register(hooks):
+        hooks.append(save)
+
+
+
+    hooks = []
+    if rank == 0:
+        register(hooks)
+
+
+
+    if hooks:
+        barrier()
+    all_reduce()
+    """
+
+
+def test_that_a_rank_has_registered_something_by_its_number_is_no_provable_leak() -> None:
+    def run(rank: int) -> RankRecording:
+        hooks = Thing(8, "list", "0 items crc 00000000" if rank else "1 items crc 00000001")
+        body = at(2, reads={"hooks": hooks})
+        registered = [] if rank else [at(8, call("register", body, arguments={"hooks": hooks}), reads={"hooks": hooks})]
+        start = at(6, writes={"hooks": Thing(8, "list", "[]")}), at(7, reads={"rank": rank})
+        wait = at(14, op(returned=False)) if rank else at(13, op("barrier", returned=False))
+        return recorded(rank, main(*start, *registered, at(12, reads={"hooks": hooks}), wait, ended=False))
+
+    found = explained(REGISTERED, run(0), run(1))
+    assert OriginKind.LEAK in {candidate.kind for candidate in found.candidates}
+    plan = plan_experiments(found, {FILE: dedent(REGISTERED)})
+    assert not [one for one in plan if one.proves_origin and not one.is_of_decision]

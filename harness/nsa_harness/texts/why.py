@@ -97,7 +97,7 @@ def _render(candidate: Candidate, key: str, namer: Namer) -> str:
     facts = {
         "name": f"the state of the generator `{generator}`" if generator != name else f"`{name}`" if name else "",
         "of_name": f": `{name}`" if name else "",
-        "at_caller": f" ({namer(caller)})" if caller else "",
+        "at_caller": f" ({namer(caller)})" if caller and caller.line != candidate.place.line else "",
         "is_handler": (candidate.place.text or "").startswith("except"),
     }
     return environment().from_string(_sections()[candidate.kind.value][key]).render(facts)

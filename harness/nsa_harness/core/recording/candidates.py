@@ -410,16 +410,20 @@ class Candidates:
     ) -> Iterator[Named]:
         """Yield the definitions of a slice. `is_loop`: the slice explains how often the ranks went round a loop."""
         places: dict[Place, Step] = {}
+        extra: dict[Place, Step] = {}
         for step in steps:
             if not step.is_update and not self._only_returns(step, pair):
                 places.setdefault(self._facts.place_of(step, pair), step)
-        found, steps = steps, tuple(places.values())
+                if step.is_leak:
+                    extra.setdefault(self._facts.place_of(step, pair), step)
+        found, steps, leaks = steps, tuple(places.values()), [*extra.values()]
         kinds = {step: self._facts.kind(step, pair) for step in steps}
         names = {step: step.name for step in steps}
         for step in steps:
             if kinds[step] is OriginKind.UNKNOWN and (name := self._own_data(step, pair)) is not None:
                 kinds[step], names[step] = OriginKind.MISSING_REDUCTION, name
-        leaks = [step for step in steps if step.is_leak]
+        kinds |= {step: self._facts.kind(step, pair) for step in leaks}
+        names |= {step: step.name for step in leaks}
         shards = [
             step
             for step in steps
@@ -453,14 +457,11 @@ class Candidates:
                 yield clue, replace(candidate, is_provable=False) if is_effect else candidate
         for step in leaks[:1]:
             side, execution = step.execution
-            if (caller := self._coverage.alone(pair[side], execution)) != execution:
+            if (call := self._extra_call(step, pair)) is not None:
                 trace = self.traces[pair[side]]
-                called = next(
-                    call
-                    for call in trace.calls[caller]
-                    if call in {trace.activation_of[e] for e in (execution, *trace.outer(execution))}
-                )
-                candidate = self._candidate(pair[side], caller, OriginKind.LEAK, ranks)
+                within = {trace.activation_of[e] for e in (execution, *trace.outer(execution))}
+                called = next(activation for activation in trace.calls[call] if activation in within)
+                candidate = self._candidate(pair[side], call, OriginKind.LEAK, ranks)
                 line = self.statements.line_of_call(candidate.place, trace.activations[called].function)
                 yield Clue.LEAK_CALLER, replace(candidate, place=replace(candidate.place, line=line))
         files = (OriginKind.FILE, OriginKind.OTHER_RANKS_FILE, OriginKind.RESTORED_STATE)
@@ -522,7 +523,16 @@ class Candidates:
     def _caller(self, step: Step, pair: Pair) -> int | None:
         side, execution = step.execution
         parting = self._facts.slicer(pair).parting_before(side, execution)
+        if (call := self._extra_call(step, pair)) is not None:
+            return call
         return None if parting is None or parting[1] == execution else parting[1]
+
+    def _extra_call(self, step: Step, pair: Pair) -> int | None:
+        """Return the innermost call around a leak that only its rank ever made, or None if there is no such call."""
+        side, execution = step.execution
+        trace, others = self.traces[pair[side]], self._coverage.elsewhere(pair[side])
+        outer = trace.outer(execution)
+        return next((call for call in outer if self._coverage.line(pair[side], call) not in others), None)
 
     def _of_operations(self, judged: Judged) -> Iterator[Named]:
         """Yield the statement of the first operation that only one of the ranks made."""

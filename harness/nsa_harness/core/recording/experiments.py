@@ -52,6 +52,7 @@ def plan_experiments(
         for planned in _for_candidate(index, candidate, division, sources, handler)
     ]
     origins = [_without_downstream_proof(planned, origins, explanation.candidates) for planned in origins]
+    origins = [_at_extra_call(planned, explanation.candidates, sources) for planned in origins]
     if division is not None and (made := _made_for_loop(division, sources, recordings)) is not None:
         origins += [
             replace(planned, is_of_decision=True, origin=made) for planned in _for_candidate(0, made, division, sources)
@@ -200,6 +201,21 @@ def _without_downstream_proof(
     is_effect = planned.kind is ExperimentKind.SET_VALUE and (is_downstream or _has_other_inputs(candidate))
     if is_effect or not candidate.is_provable:
         return replace(planned, proves_origin=False)
+    return planned
+
+
+def _at_extra_call(
+    planned: PlannedExperiment, candidates: Sequence[Candidate], sources: Mapping[str, str]
+) -> PlannedExperiment:
+    """Return the experiment with the call as its origin, if it restores what a call of one rank alone changed."""
+    leak = candidates[planned.candidate]
+    if planned.kind is not ExperimentKind.UNDO_LEAK or not planned.proves_origin or leak.caller is None:
+        return planned
+    statement = statement_at(leak.caller, sources)
+    for other in candidates if statement is not None else ():
+        is_call = other.kind is OriginKind.LEAK and not other.name and other.place.file == leak.caller.file
+        if is_call and statement_at(other.place, sources) == statement:
+            return replace(planned, origin=replace(leak, place=other.place))
     return planned
 
 

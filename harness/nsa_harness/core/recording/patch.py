@@ -175,15 +175,18 @@ _COMPOUND = (
 
 def _name_at_caller(name: str, caller: Statement, place: Place, candidate: Candidate | None) -> str:
     """Return the name of the changed value in the statement that makes the extra call, or "" if it has none there."""
-    if candidate is None or candidate.caller is None or candidate.caller == candidate.place:
+    if candidate is None:
+        return name
+    defined = candidate.chain[0][0] if candidate.chain else candidate.place
+    if candidate.caller is None or candidate.caller == defined:
         return name
     root, _, rest = name.partition(".")
     if root == "self":
-        receivers = set(_receivers(caller.node, (candidate.place.function or "").rpartition(".")[2]))
+        receivers = set(_receivers(caller.node, (defined.function or "").rpartition(".")[2]))
         receiver = receivers.pop() if len(receivers) == 1 else ""
         return f"{receiver}.{rest}" if rest and path_of(receiver) else ""
     is_in_function = any(isinstance(parent, (ast.FunctionDef, ast.AsyncFunctionDef)) for parent in caller.parents)
-    is_visible = candidate.place.file == place.file and (bool(rest) or not is_in_function)
+    is_visible = defined.file == place.file and (bool(rest) or not is_in_function)
     return name if is_visible else ""
 
 

@@ -20,6 +20,7 @@ OF_RANK = (OriginKind.RANK, OriginKind.ENVIRONMENT)  # differences that ranks ha
 MADE_OF_DATA = (OriginKind.RANK, OriginKind.MISSING_REDUCTION)  # the origin only if only data of the rank came in
 _PROVABLE = (OriginKind.RANDOM, OriginKind.HASH_ORDER, OriginKind.CLOCK, OriginKind.ENVIRONMENT)
 _OWN_DATA = (OriginKind.RANK, OriginKind.ENVIRONMENT, OriginKind.MISSING_REDUCTION, OriginKind.UNKNOWN)
+_COUNTERS = ("int", "float", "bool", "str", "Random", "RandomState", "Generator")  # types of values that calls advance
 _LOGS = re.compile(r"\bisEnabledFor\(|\bgetEffectiveLevel\(")  # a rank that logs more than the others is no fault
 
 
@@ -99,15 +100,29 @@ class Provability:
             return kind in _PROVABLE
         slicer = self.slicer(pair)
         parting = slicer.parting_before(side, execution)
-        if parting is None:
+        if parting is None or not self._is_counter(step, pair):
             return False
         header = self._statements.header(trace.place(parting[0][side]))
         if kind_of_text(header) not in (OriginKind.UNKNOWN, *OF_RANK):
             return False  # such as a file, which differs for a reason that no value shows
         named = [cause for cause in slicer.slice(parting[0]) if cause.name and not cause.is_object]
         if named:
-            return all(self.kind(cause, pair) in OF_RANK for cause in named)
+            # What a rank has registered by its number, such as a list of hooks, may rightly differ.
+            return all(self.kind(cause, pair) in OF_RANK or self._is_registry(cause, pair) for cause in named)
         return names_rank(header) or _LOGS.search(header) is not None
+
+    def _is_counter(self, step: Step, pair: Pair) -> bool:
+        """Return whether the extra call changed a number, a text, or the state of a random generator."""
+        value = self._leaked(step, pair)
+        return step.name.startswith("generator:") or value is None or value.type in _COUNTERS
+
+    def _is_registry(self, step: Step, pair: Pair) -> bool:
+        return None in step.executions and not self._is_counter(step, pair)
+
+    def _leaked(self, step: Step, pair: Pair) -> Value | None:
+        side, execution = step.execution
+        recorded = self._traces[pair[side]].executions[execution]
+        return next((value for name, value in (*recorded.writes, *recorded.reads) if name == step.name), None)
 
 
 def uses(step: Step) -> Iterator[Step]:

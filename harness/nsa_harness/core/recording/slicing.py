@@ -271,11 +271,15 @@ class Slicer:
             if first is not None and second is not None:
                 yield Step((first, second), name, previous, distance), []
             return
-        side, execution = alone[0]
-        is_leak = len(alone) == 1 and self._outlives(side, execution, executions[side])
+        partings = {side: self.parting_before(side, execution) for side, execution in alone}
+        # If each rank defined it alone, the values differ since the definition for which the ranks parted first.
+        begins = {side: -1 if parting is None else parting[0][0] for side, parting in partings.items()}
+        side, execution = min(alone, key=lambda one: begins[one[0]])
+        is_first = list(begins.values()).count(begins[side]) == 1
+        is_leak = is_first and self._outlives(side, execution, executions[side])
         step = Step((execution, None) if side == 0 else (None, execution), name, previous, distance, is_leak=is_leak)
         yield step, [((first, second), other) for other in self.inputs((first, second))] if first and second else []
-        parting = self.parting_before(side, execution)
+        parting = partings[side]
         if parting is not None:
             causes = self._causes(parting[0])
             yield Step(parting[0], "", step, distance + 1, is_origin=not causes, is_parting=True), causes
