@@ -28,10 +28,6 @@ BLOCKS_AHEAD = 4
 SLOW_S = 5.0
 
 
-class _NoDocumentError(Exception):
-    """Raised if no shard contains a document."""
-
-
 @dataclass(frozen=True, kw_only=True, order=True)
 class Place:
     """The position of a document in the stream.
@@ -78,7 +74,7 @@ class DocumentStream:
         self._shards, self._tokenizer, self._problems = shards, tokenizer, problems
         self._length, self._seed, self._workers, self._clock = length, seed, workers, clock
         self._cursor: Cursor[Place] = Cursor(Place(), 0)
-        self._blocks: OrderedPrefetch[_Block, list[tuple[Place, Tokens]]] | None = None
+        self._blocks: OrderedPrefetch[_Block | None, _BlockDocuments | None] | None = None
         self._rows: Iterator[tuple[Row, Cursor[Place]]] | None = None
 
     def identity(self) -> dict[str, Any]:
@@ -129,32 +125,30 @@ class DocumentStream:
         blocks = self._blocks = OrderedPrefetch(
             self._read(begin.place), self._tokens, workers=self._workers, ahead=BLOCKS_AHEAD, name="nsa-loader"
         )
-        documents = (
-            document for block in self._check_not_empty(blocks) for document in block if document[0] >= begin.place
-        )
-        self._rows = rows(documents, self._length, begin.token)
+        self._rows = rows(self._documents(blocks, begin.place), self._length, begin.token)
 
-    def _check_not_empty(self, blocks: Iterator[_BlockDocuments]) -> Iterator[_BlockDocuments]:
-        try:
-            yield from blocks
-        except _NoDocumentError:
-            sentence = self._problems.sentence()
-            raise CannotRunError(f"--data: no document in {len(self._shards)} shards; {sentence}") from None
+    def _documents(self, blocks: Iterator[_BlockDocuments | None], begin: Place) -> Iterator[tuple[Place, Tokens]]:
+        """Yield the documents from `begin` on. Raise CannotRunError after an epoch without a token."""
+        has_tokens = begin != Place()
+        for block in blocks:
+            if block is None and not has_tokens:
+                problems = self._problems.sentence() or "every text has 0 tokens"
+                raise CannotRunError(f"--data: no document in {len(self._shards)} shards; {problems}")
+            has_tokens = block is not None and (has_tokens or any(len(tokens) for _, tokens in block))
+            yield from (document for document in block or () if document[0] >= begin)
 
-    def _read(self, begin: Place) -> Iterator[_Block]:
-        """Yield blocks of records endlessly, starting with the block that contains document `begin`."""
+    def _read(self, begin: Place) -> Iterator[_Block | None]:
+        """Yield blocks of records endlessly, starting with the block that contains document `begin`.
+
+        None marks the end of each epoch.
+        """
         for epoch in count(begin.epoch):
             order = self._generator(epoch).permutation(len(self._shards))
-            first = begin.shard if epoch == begin.epoch else 0
-            has_text = first > 0
-            for place in range(first, len(order)):
+            for place in range(begin.shard if epoch == begin.epoch else 0, len(order)):
                 location = Place(epoch=epoch, shard=place)
                 block = begin.block if (epoch, place) == (begin.epoch, begin.shard) else 0
-                for item in self._read_shard(int(order[place]), location, block):
-                    has_text = has_text or any(isinstance(record, str) for record in item.records)
-                    yield item
-            if not has_text:
-                raise _NoDocumentError
+                yield from self._read_shard(int(order[place]), location, block)
+            yield None
 
     def _read_shard(self, number: int, location: Place, block: int) -> Iterator[_Block]:
         shard = self._shards[number]
@@ -188,8 +182,13 @@ class DocumentStream:
                 self._problems.slow(name, seconds)
         return batch, None
 
-    def _tokens(self, block: _Block) -> list[tuple[Place, Tokens]]:
-        """Return the position and tokens of each usable document in a block, in shuffled order."""
+    def _tokens(self, block: _Block | None) -> _BlockDocuments | None:
+        """Return the position and tokens of each usable document in a block, in shuffled order.
+
+        The result is None if `block` is None, which marks the end of an epoch.
+        """
+        if block is None:
+            return None
         order = self._generator(block.place.epoch, block.shard, block.place.block).permutation(len(block.records))
         texts = [text for number in order if (text := self._text_or_report(block, int(number)))]
         location = block.place
