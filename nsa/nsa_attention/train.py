@@ -350,11 +350,11 @@ def _micro_batch(
     with nullcontext() if last else without_reduction(run.model, run.settings.wrapper):
         with parts.measure("forward_s"), _autocast(run.settings, run.world), saved_tensors or nullcontext():
             logits = _logits(run.model, batch)
-            if target_count is None:
+            if target_count is None and batch.counted:
                 loss = loss_of(logits, batch.targets, run.settings.loss)
                 step_loss = loss / run.settings.accumulate
-            else:
-                step_loss = loss = summed_loss(logits, batch.targets) / target_count
+            else:  # without any target, the loss is 0, and the mean over its targets would be NaN
+                step_loss = loss = summed_loss(logits, batch.targets) / (target_count or 1.0)
         if is_counted:
             run.telemetry.count_graph(run.shape, loss, saved_tensors)
         if run.settings.phase is not Phase.FORWARD:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import json
 import os
 import sys
 import zlib
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from itertools import count
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -17,13 +20,13 @@ import pytest
 import torch
 from conftest import Alone
 
-from nsa_attention.data import Batches
-from nsa_attention.data.maps import TokenFile
+from nsa_attention.data import IGNORED, Batches
+from nsa_attention.data.maps import MOST_OPEN, Meta, TokenFile
 from nsa_attention.data.problems import BadRecordError, BadShardError, DataProblems
 from nsa_attention.data.shards import LONGEST_TEXT, FileShard, HubShard
 from nsa_attention.data.stories import story
 from nsa_attention.data.streams import SLOW_S, DocumentStream
-from nsa_attention.data.tokens import tokenizer_named
+from nsa_attention.data.tokens import Tokenizer, tokenizer_named
 from nsa_attention.settings import read_settings
 from nsa_attention.values import FINEWEB_EDU, BadShards, HubData
 from nsa_attention.world import CannotRunError, World
@@ -272,6 +275,24 @@ def test_no_document_at_all_is_an_error_with_what_was_wrong(tmp_path: Path) -> N
     batches.close()
 
 
+@pytest.mark.parametrize("workers", ["0", "2"])
+def test_shards_of_empty_records_only_are_an_error_and_not_read_for_ever(tmp_path: Path, workers: str) -> None:
+    (tmp_path / "a.jsonl").write_bytes(b'{"text": ""}\n' * 600)
+    batches = loader(tmp_path, "--bad-shards", "skip", "--workers", workers)
+    with pytest.raises(CannotRunError, match=r"no document in 1 shards; 1 shards skipped: .*a.jsonl: contains no text"):
+        batches.fetch()
+    batches.close()
+
+
+def test_texts_without_a_token_are_an_error_and_not_read_for_ever(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(LINES)
+    shard = FileShard(path=tmp_path / "a.jsonl", text_field="text")
+    nothing = Tokenizer(name="nothing", vocab=9, end=None, encode=lambda _: np.zeros(0, np.uint8))
+    documents = DocumentStream([shard], nothing, DataProblems(BadShards.STOP), length=32, seed=0, workers=0)
+    with pytest.raises(CannotRunError, match="--data: no document in 1 shards; every text has 0 tokens"):
+        documents.next_row()
+
+
 def test_a_slow_read_is_told_and_never_left_out(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes(LINES)
     trouble = DataProblems(BadShards.STOP)
@@ -342,6 +363,136 @@ def test_a_file_of_tokens_that_shrinks_is_noticed_and_no_process_dies(tmp_path: 
         batches.fetch()
 
 
+def test_a_window_that_cannot_be_read_is_trained_on_by_nobody_and_no_other_twice(tmp_path: Path) -> None:
+    path = tokens_at(tmp_path, "a.bin", count=200)
+    tokens_at(tmp_path, "b.bin")
+    batches = loader(tmp_path, "--bad-shards", "skip", "--workers", "0", "--batch", "1")
+    os.truncate(path, 300)
+    epoch = [batches.fetch() for _ in range(6 + 31)]
+    counted = [tuple(batch.tokens[0].tolist()) for batch in epoch if batch.counted == 32]
+    assert len(counted) == len(set(counted)) == 4 + 31
+    left_out = [batch for batch in epoch if batch.counted != 32]
+    assert [batch.counted for batch in left_out] == [0, 0]
+    assert all(bool((batch.targets == IGNORED).all()) for batch in left_out)
+    assert batches.summary()["left_out"] == {"rows": 2}
+
+
+def test_a_step_whose_windows_cannot_be_read_has_the_loss_zero_and_the_run_goes_on(
+    alone: Alone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens_at(tmp_path)
+    reads, read = count(), TokenFile.read
+
+    def fail_once(file: TokenFile, first: int, number: int) -> Any:
+        if number == 33 and next(reads) == 1:
+            raise BadShardError("planted")
+        return read(file, first, number)
+
+    monkeypatch.setattr(TokenFile, "read", fail_once)
+    options = "--layers 1 --seq-len 32 --batch 1 --steps 3 --workers 0".split()
+    status, output, error = alone("--data", "train.bin", "--bad-shards", "skip", *options)
+    assert status == 0, error
+    rows = (tmp_path / "out" / "training.csv").read_text(encoding="utf-8").splitlines()[1:]
+    losses = [float(row.split(",")[1]) for row in rows]
+    assert losses[1] == 0.0
+    assert min(losses[0], losses[2]) > 5.0
+    assert output.splitlines()[-1].startswith("nsa.train data: 1 rows skipped: train.bin: planted")
+
+
+def test_files_of_tokens_are_evaluated_more_than_once(alone: Alone, tmp_path: Path) -> None:
+    tokens_at(tmp_path)
+    options = ("--layers", "1", "--seq-len", "32", "--steps", "2", "--eval-every", "1", "--eval-data", "train.bin")
+    status, output, error = alone("--data", "train.bin", *options)
+    assert status == 0, error
+    assert output.count("evaluation step") == 2
+
+
+def test_ranks_that_could_open_other_files_of_tokens_are_at_other_positions(tmp_path: Path) -> None:
+    """Else each trains on windows of an order of its own: some twice, some never, and no rank says so."""
+    ranks = []
+    for name in ("whole", "copy", "lacks"):
+        (folder := tmp_path / name).mkdir()
+        for file in ("a.bin", "b.bin"):
+            tokens_at(folder, file)
+        if name == "lacks":
+            (folder / "b.bin").unlink()
+            (folder / "b.bin").mkdir()
+        ranks.append(loader(folder, "--bad-shards", "skip"))
+    digests = []
+    for batches in ranks:
+        digests.append([(batches.fetch(), batches.position_digest())[1] for _ in range(12)])
+        batches.close()
+    assert digests[0] == digests[1]
+    # One of 64 numbers is compared with each loss: ranks that differ are equal by chance in few steps only.
+    assert sum(ours == theirs for ours, theirs in zip(digests[0], digests[2], strict=True)) <= 2
+    assert [batches.position_text() for batches in ranks] == ["row 24, files 2", "row 24, files 2", "row 24, files 1"]
+
+
+@pytest.mark.parametrize("skip", [(), ("--bad-shards", "skip")], ids=["stop", "skip"])
+@pytest.mark.parametrize(("dtype", "bits"), [("<u4", 32), ("<i4", 32), ("<i8", 64)])
+def test_wide_tokens_that_nothing_describes_are_refused_and_not_read_with_zeros(
+    tmp_path: Path, dtype: str, bits: int, skip: tuple[str, ...]
+) -> None:
+    tokens_at(tmp_path, dtype=dtype)
+    with pytest.raises(
+        CannotRunError, match=rf"train.bin: its tokens are {bits}-bit integers, and .*meta.json"
+    ) as caught:
+        loader(tmp_path, *skip)
+    assert len(str(caught.value).splitlines()) == 1
+    if bits == 32:  # what the message says is enough
+        (tmp_path / "meta.json").write_text('{"dtype": "uint32", "vocab": 256}')
+        loader(tmp_path).close()
+
+
+def test_wide_tokens_of_a_large_vocabulary_are_noticed_and_narrow_ones_taken(tmp_path: Path) -> None:
+    draw = np.random.default_rng(0).integers
+    for dtype, vocab, refused in (("<u4", 128_256, True), ("<i8", 128_256, True), ("<u2", 60_000, False)):
+        (path := tmp_path / "a.bin").write_bytes(draw(0, vocab, 1000).astype(dtype).tobytes())
+        with pytest.raises(CannotRunError, match="-bit integers") if refused else nullcontext():
+            TokenFile(path, Meta(), 128_256)
+    path.write_bytes(bytes(4000))
+    assert TokenFile(path, Meta(), 256).tokens == 2000
+
+
+def test_a_run_on_wide_tokens_that_nothing_describes_is_one_error(alone: Alone, tmp_path: Path) -> None:
+    (tmp_path / "tokens").mkdir()
+    tokens_at(tmp_path / "tokens", dtype="<u4")
+    status, _, error = alone("--data", "tokens")
+    assert status == 2
+    assert error.startswith("nsa.train: error: --data: tokens/train.bin: its tokens are 32-bit integers")
+    assert len(error.splitlines()) == 1
+
+
+def test_few_files_of_tokens_are_open_at_a_time(tmp_path: Path) -> None:
+    for number in range(MOST_OPEN + 30):
+        tokens_at(tmp_path, f"{number}.bin", count=40)
+    batches = loader(tmp_path, "--batch", "1", "--workers", "3")
+    assert len({batches.fetch().tokens.shape for _ in range(3 * MOST_OPEN)}) == 1
+    assert 0 < len(open_below(tmp_path)) <= MOST_OPEN + 3
+    batches.close()
+    assert open_below(tmp_path) == []
+
+
+def open_below(folder: Path) -> list[str]:
+    targets = [os.readlink(link) for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
+    return [target for target in targets if target.startswith(str(folder))]
+
+
+@pytest.mark.parametrize("name", ["a.bin", "a.jsonl"])
+def test_too_many_open_files_are_no_damage_of_the_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    (tmp_path / name).write_bytes(LINES)
+
+    def fail(*_: Any, **__: Any) -> Any:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(*((os, "open") if name == "a.bin" else (Path, "open")), fail)
+    with pytest.raises(CannotRunError) as caught:
+        loader(tmp_path, "--bad-shards", "skip", "--workers", "0").fetch()
+    assert str(caught.value) == "Too many open files; raise the limit with ulimit -n"
+
+
 def test_files_of_32_bits_and_their_documents_are_read_by_what_is_beside_them(tmp_path: Path) -> None:
     tokens_at(tmp_path, count=200, dtype="<u4")
     (tmp_path / "meta.json").write_text(json.dumps({"dtype": "uint32", "vocab": 256, "end": 10}))
@@ -370,13 +521,10 @@ def test_what_a_folder_keeps_for_validation_is_left_aside(tmp_path: Path) -> Non
 
 
 def test_a_file_of_tokens_is_read_where_it_is_asked(tmp_path: Path) -> None:
-    from nsa_attention.data.maps import Meta
-
     file = TokenFile(tokens_at(tmp_path, count=200), Meta(), 256)
     assert file.read(100, 5).tolist() == [100, 101, 102, 103, 104]
     with pytest.raises(BadShardError, match="has shrunk from 200 tokens to 200"):
         file.read(198, 3)
-    file.close()
 
 
 class FakeHub(ModuleType):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import count
 from pathlib import Path
@@ -40,7 +40,7 @@ class Batch(NamedTuple):
     """A batch on the device: input tokens and target tokens, both of shape [B, T].
 
     The target of a token is the next token of the same document. With packing `documents`, the target after the last
-    token of a document is IGNORED.
+    token of a document is IGNORED. So are all targets of a row that could not be read.
     """
 
     tokens: Tensor
@@ -73,6 +73,7 @@ class Batches:
         self.packing = self._choose_packing()
         self._row = 0
         self._position = self._source.position()  # after the last fetched batch, without prefetched batches
+        self._identity_at_start = self._source.identity()
         self._prefetch: OrderedPrefetch[range, _HostBatch] | None = None
         self._first: _HostBatch | None = None
         self.ready_s: float | None = None  # wait for the first batch; None before `wait_for_first` is called
@@ -115,15 +116,20 @@ class Batches:
         return {"version": VERSION, **self._identity(), "row": self._row, "position": dict(self._position)}
 
     def position_digest(self) -> int:
-        """Return a hash of the position in the data, used to compare ranks.
+        """Return a hash of the position in the data and of the list of files, used to compare ranks.
 
-        The hash is equal on all ranks unless a rank has skipped data that another rank could read.
+        The hash is equal on all ranks unless a rank has skipped data that another rank could read. It also depends on
+        the number of rows so far: ranks that differ have the same hash in one of MAX_COMPARED steps, not in all steps.
         """
-        return zlib.crc32(repr(sorted(self._position.items())).encode()) % MAX_COMPARED
+        state = repr((self._row, sorted(self._position.items()), self._identity_at_start))
+        return hashlib.sha256(state.encode()).digest()[0] % MAX_COMPARED
 
     def position_text(self) -> str:
         """Return the position in the data as human-readable text."""
-        return ", ".join(f"{name} {value}" for name, value in self._position.items())
+        position = {**self._position, "row": self._row}
+        if isinstance(self._source, TokenWindows):
+            position["files"] = len(self._identity_at_start["files"])
+        return ", ".join(f"{name} {value}" for name, value in position.items())
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a position in the data that `state_dict` returned.
@@ -216,18 +222,19 @@ class Batches:
     def _collate(self, rows: Sequence[Row]) -> _HostBatch:
         tokens = np.stack([row.tokens for row in rows]).astype(np.int64)
         position = self._source.position()
-        if self.packing is Packing.STREAM:
-            return _HostBatch(tokens, tokens[:, 1:], None, position)
         targets = tokens[:, 1:].copy()
         for row, targets_T in zip(rows, targets, strict=True):
-            ends = np.cumsum(row.lengths) - 1
-            targets_T[ends[:-1] if row.goes_on else ends] = IGNORED
+            if not row.counts:
+                targets_T[:] = IGNORED
+            elif self.packing is Packing.DOCUMENTS:
+                ends = np.cumsum(row.lengths) - 1
+                targets_T[ends[:-1] if row.goes_on else ends] = IGNORED
+        if self.packing is Packing.STREAM:
+            return _HostBatch(tokens, targets, None, position)
         return _HostBatch(tokens, targets, tuple(length for row in rows for length in row.lengths), position)
 
     def _on_device(self, host_batch: _HostBatch) -> Batch:
         tokens = torch.from_numpy(host_batch.tokens).to(self._world.device)
-        if host_batch.lengths is None:
-            return Batch(tokens[:, :-1], tokens[:, 1:], None, host_batch.targets.size)
         targets = torch.from_numpy(host_batch.targets).to(self._world.device)
         return Batch(tokens[:, :-1], targets, host_batch.lengths, int((host_batch.targets != IGNORED).sum()))
 

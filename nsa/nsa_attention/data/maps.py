@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,12 @@ import numpy as np
 
 from ..world import CannotRunError
 from .packing import Row, row_of_window
-from .problems import BadShardError, DataProblems
+from .problems import BadShardError, DataProblems, unreadable
 from .tokens import Tokens
 
 META = "meta.json"
 DTYPES = {"uint16": np.uint16, "uint32": np.uint32}
+MOST_OPEN = 64  # number of token files that one loader keeps open
 _CHECKED_AT_ONCE = 1 << 24
 
 
@@ -56,50 +58,82 @@ def read_meta(folder: Path) -> Meta:
     return meta
 
 
-class TokenFile:
-    """A binary file of token ids, open for reading."""
+class _OpenFile:
+    """An open file. It is closed when the last thread that reads it has dropped it."""
 
-    def __init__(self, path: Path, meta: Meta, vocab: int) -> None:
-        """Open the token file `path`. Raise BadShardError if its tokens cannot be read or exceed the vocabulary."""
-        self.path, self._dtype = path, np.dtype(DTYPES[meta.dtype]).newbyteorder("<")
+    def __init__(self, path: Path) -> None:
+        self.descriptor = -1
+        self.descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+    def __del__(self) -> None:
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+
+
+class TokenFile:
+    """A binary file of token ids."""
+
+    def __init__(self, path: Path, meta: Meta, vocab: int, open_file: Callable[[Path], _OpenFile] = _OpenFile) -> None:
+        """Check the token file `path`, which `open_file` opens before each read.
+
+        Raises BadShardError if its tokens cannot be read or exceed the vocabulary, and CannotRunError if a file that no
+        meta.json describes contains wider integers than uint16.
+        """
+        self.path, self._open, self._dtype = path, open_file, np.dtype(DTYPES[meta.dtype]).newbyteorder("<")
         try:
-            self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            size = os.fstat(self._descriptor).st_size
-            os.pread(self._descriptor, 1, 0)
-        except FileNotFoundError as error:
-            raise BadShardError("does not exist any more") from error
+            file = self._open(path)
+            size = os.fstat(file.descriptor).st_size
+            os.pread(file.descriptor, 1, 0)
         except OSError as error:
-            raise BadShardError(f"cannot be read ({error.strerror})") from error
+            raise unreadable(error) from error
         if size == 0:
             raise BadShardError("is empty")
         if size % self._dtype.itemsize:
             raise BadShardError(f"its {size} bytes are not a whole number of {meta.dtype} tokens")
         self.tokens = size // self._dtype.itemsize
         if meta.vocab is None or meta.vocab > vocab:
-            self._check(vocab)
+            self._check(vocab, is_described=meta.vocab is not None)
 
     def read(self, first: int, count: int) -> Tokens:
         """Return `count` tokens, starting at position `first`. Raise BadShardError if they cannot be read."""
         width = self._dtype.itemsize
         try:
-            content = os.pread(self._descriptor, count * width, first * width)
+            file = self._open(self.path)
+            content = os.pread(file.descriptor, count * width, first * width)
         except OSError as error:
-            raise BadShardError(f"cannot be read ({error.strerror})") from error
+            raise unreadable(error) from error
         if len(content) < count * width:
-            remaining = os.fstat(self._descriptor).st_size // width
+            remaining = os.fstat(file.descriptor).st_size // width
             raise BadShardError(f"has shrunk from {self.tokens} tokens to {remaining}")
         return np.frombuffer(content, self._dtype)
 
-    def close(self) -> None:
-        os.close(self._descriptor)
+    def has_tokens(self, count: int) -> bool:
+        """Return whether the first `count` tokens can be read."""
+        try:
+            return len(self.read(0, count)) == count
+        except BadShardError:
+            return False
 
-    def _check(self, vocab: int) -> None:
+    def _check(self, vocab: int, *, is_described: bool) -> None:
         """Read the whole file, and raise BadShardError if it contains a token outside the vocabulary."""
         for first in range(0, self.tokens, _CHECKED_AT_ONCE):
             part = self.read(first, min(_CHECKED_AT_ONCE, self.tokens - first))
+            if not (is_described or first):
+                self._check_width(part, vocab)
             if (highest := int(part.max())) >= vocab:
                 place = first + int(part.argmax())
                 raise BadShardError(f"token {place} is {highest}, and the vocabulary of the model is {vocab}")
+
+    def _check_width(self, part: Tokens, vocab: int) -> None:
+        """Raise CannotRunError if the first `part` of the file consists of wider integers than uint16."""
+        # Read as 16-bit tokens, the upper halves would be tokens near 0: half of all tokens, or three quarters.
+        for bits, remedy in ((64, "convert them to uint32 and write"), (32, "write")):
+            words = part[: len(part) // 4 * 4].view(f"<u{bits // 8}")
+            if words.any() and int(words.max()) < vocab:
+                raise CannotRunError(
+                    f"--data: {self.path}: its tokens are {bits}-bit integers, and without meta.json, 16-bit tokens "
+                    f'are expected; {remedy} {self.path.with_name(META)}: {{"dtype": "uint32", "vocab": {vocab}}}'
+                )
 
 
 class TokenWindows:
@@ -125,6 +159,7 @@ class TokenWindows:
                 f"--data {paths[0].parent}: tokens from a vocabulary of {meta.vocab}, the model has {vocab}"
             )
         self._end, self._tokenizer = meta.end, meta.tokenizer
+        self._open_file = lru_cache(MOST_OPEN)(_OpenFile)
         self.documents = meta.end is not None
         self._files: list[TokenFile] = []
         for path in paths:
@@ -138,7 +173,7 @@ class TokenWindows:
 
     def _open(self, path: Path, meta: Meta, vocab: int) -> None:
         try:
-            file = TokenFile(path, meta, vocab)
+            file = TokenFile(path, meta, vocab, self._open_file)
             if file.tokens <= self._length:
                 raise BadShardError(f"its {file.tokens} tokens are too few for sequences of {self._length}")
             self._files.append(file)
@@ -156,25 +191,26 @@ class TokenWindows:
         """Do nothing, because a row depends only on its number."""
 
     def row(self, number: int) -> Row:
-        """Return row `number` of the shuffled order, or the next readable row if that row is damaged.
+        """Return row `number` of the shuffled order, or a row that does not count if that row cannot be read.
 
-        Raises CannotRunError if no row is readable, or if the settings say that unreadable rows stop the run.
+        Raises CannotRunError if no file is readable, or if the settings say that unreadable rows stop the run.
         """
-        for attempt in range(self._windows):
-            epoch, place = divmod(number + attempt, self._windows)
-            window = int(self._permutation(epoch)[place])
-            file = self._files[int(np.searchsorted(self._bounds, window, side="right")) - 1]
-            first = (window - int(self._bounds[self._files.index(file)])) * self._length
-            try:
-                return row_of_window(file.read(first, self._length + 1), self._end)
-            except BadShardError as error:
-                self._problems.row(str(file.path), str(error))
-        raise CannotRunError(f"--data: no window can be read; {self._problems.sentence()}")
+        # Another row in place of an unreadable one would be trained on twice.
+        epoch, place = divmod(number, self._windows)
+        window = int(self._permutation(epoch)[place])
+        index = int(np.searchsorted(self._bounds, window, side="right")) - 1
+        file, size = self._files[index], self._length + 1
+        try:
+            return row_of_window(file.read((window - int(self._bounds[index])) * self._length, size), self._end)
+        except BadShardError as error:
+            self._problems.row(str(file.path), str(error))
+        if not any(file.has_tokens(size) for file in self._files):
+            raise CannotRunError(f"--data: no window can be read; {self._problems.sentence()}")
+        return Row(np.zeros(size, np.uint16), lengths=(self._length,), goes_on=True, counts=False)
 
     def close(self) -> None:
         """Close the token files."""
-        while self._files:
-            self._files.pop().close()
+        self._open_file.cache_clear()
 
     def _permutation(self, epoch: int) -> Any:
         order = self._order

@@ -21,6 +21,7 @@ class Row(NamedTuple):
     tokens: NDArray[np.unsignedinteger[Any]]  # [T + 1]
     lengths: tuple[int, ...]  # of the documents in the inputs; their sum is T
     goes_on: bool  # whether the last document continues after the inputs, so that the last target belongs to it
+    counts: bool = True  # False for a row that could not be read: all its targets are ignored
 
 
 @dataclass(frozen=True)

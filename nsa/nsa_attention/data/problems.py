@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 from collections import Counter
 from typing import Any
@@ -20,6 +21,18 @@ class BadShardError(Exception):
 
 class BadRecordError(Exception):
     """The error for a record of a shard that has no usable text."""
+
+
+def unreadable(error: OSError) -> BadShardError:
+    """Return the BadShardError for an error of the operating system.
+
+    Raises CannotRunError instead if too many files are open, because the shard itself is not damaged.
+    """
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        raise CannotRunError(f"{error.strerror}; raise the limit with ulimit -n") from error
+    if isinstance(error, FileNotFoundError):
+        return BadShardError("does not exist any more")
+    return BadShardError(f"cannot be read ({error.strerror or error})")
 
 
 class DataProblems:
@@ -42,7 +55,7 @@ class DataProblems:
         self._report_once("records", place, problem)
 
     def row(self, place: str, problem: str) -> None:
-        """Count the unreadable row at `place`, which was replaced by another row.
+        """Count an unreadable row of the file `place`. No target of the row counts.
 
         Raises CannotRunError instead if the settings say that bad data stops the run.
         """

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO, Any, Protocol
 
 from ..world import CannotRunError
-from .problems import BadRecordError, BadShardError
+from .problems import BadRecordError, BadShardError, unreadable
 
 # A text file is cut into documents of about this many bytes, at the end of a line.
 LONGEST_TEXT = 1 << 20
@@ -64,14 +64,12 @@ class FileShard:
         read = _READERS[(self.path.with_suffix("") if is_compressed else self.path).suffix]
         try:
             yield from read(self.path, self.text_field, self.on_open)
-        except FileNotFoundError as error:
-            raise BadShardError("does not exist any more") from error
         except EOFError as error:
             raise BadShardError("ends in the middle of its compressed content") from error
         except (gzip.BadGzipFile, zlib.error) as error:
             raise BadShardError(f"its compressed content is damaged ({error})") from error
         except OSError as error:
-            raise BadShardError(f"cannot be read ({error.strerror or error})") from error
+            raise unreadable(error) from error
 
 
 def _texts(path: Path, _field: str, on_open: OnOpen | None) -> Iterator[Record]:
