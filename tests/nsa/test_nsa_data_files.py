@@ -389,7 +389,7 @@ def test_a_step_whose_windows_cannot_be_read_has_the_loss_zero_and_the_run_goes_
         return read(file, first, number)
 
     monkeypatch.setattr(TokenFile, "read", fail_once)
-    options = "--layers 1 --seq-len 32 --batch 1 --steps 3 --workers 0".split()
+    options = ["--layers", "1", "--seq-len", "32", "--batch", "1", "--steps", "3", "--workers", "0"]
     status, output, error = alone("--data", "train.bin", "--bad-shards", "skip", *options)
     assert status == 0, error
     rows = (tmp_path / "out" / "training.csv").read_text(encoding="utf-8").splitlines()[1:]
