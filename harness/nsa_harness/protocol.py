@@ -32,6 +32,7 @@ ENV_ANOMALY = "_NSA_HARNESS_ANOMALY"  # if present, switch on autograd's anomaly
 ENV_CHECKPOINT_DEBUG = "_NSA_HARNESS_CHECKPOINT_DEBUG"  # if present, switch on gradient checkpointing's debug mode
 # "on" or "off": record which lines of the program are executed; absent = only if it costs nothing, see COVERAGE_SINCE
 ENV_COVERAGE = "_NSA_HARNESS_COVERAGE"
+ENV_TRANSFERS = "_NSA_HARNESS_TRANSFERS"  # if present, record each transfer of a batch_isend_irecv call
 ENV_GROWTH = "_NSA_HARNESS_GROWTH"  # if present, find the lines whose allocations grow
 ENV_NO_VALUES = "_NSA_HARNESS_NO_VALUES"  # if present, read no values of the program's variables
 ENV_FAULT = "_NSA_HARNESS_FAULT"  # JSON of the planted fault, absent without one
@@ -154,7 +155,8 @@ CALLS = 1024
 LAYOUT_2_CALLS = 256
 # number (from 1, 0 = empty), time of the call, time of its return (0 = not returned), elements, step, position, string
 # numbers of op, group, place, dtype and store key (or ""), flags, global rank of the peer (-1 = none), node of the call
-# stack, native thread id (0 = unknown). A place is "file:line:function".
+# stack, native thread id (0 = unknown). A place is "file:line:function". A batch_isend_irecv call has its transfers
+# instead of a store key, with ENV_TRANSFERS: "isend 1 8 float32;irecv 0 8 float32" (operation, peer, elements, dtype).
 CALL = struct.Struct("<QQQQIIHHHHHBxiHxxI")
 LAYOUT_2_CALL = struct.Struct("<QQQQIIHHHHHxxi")
 CALL_GRADIENTS = 1  # gradients are enabled at the call

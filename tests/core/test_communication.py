@@ -15,6 +15,7 @@ from nsa_harness.core.comparison.communication import (
     ChangeKind,
     Group,
     Lock,
+    Meshes,
     Operation,
     Role,
     bytes_of,
@@ -90,7 +91,10 @@ def test_one_more_call_among_equal_layers_is_one_difference() -> None:
     assert kinds(layers * 4, [replace(one, dtype="bfloat16") for one in layers * 4]) == {"changed": 800}
 
 
-@given(*[st.lists(st.sampled_from([LOSS, COUNT, GATHER, IN_BLOCK]), max_size=12)] * 2)
+SENT = operation("isend", 8, site="train.py main", peer=("next", "last"))
+
+
+@given(*[st.lists(st.sampled_from([LOSS, COUNT, GATHER, IN_BLOCK, SENT]), max_size=12)] * 2)
 def test_the_changes_lead_from_one_schedule_to_the_other(before: list[Operation], after: list[Operation]) -> None:
     result = Counter(before)
     for change in changes(before, after):
@@ -207,6 +211,103 @@ def test_ranks_that_communicate_alike_share_a_role() -> None:
     assert role_of(6, roles({0: FSDP, 1: DDP}, {}), {}).operations == DDP
 
 
+Transfer = tuple[str, int | None]
+
+
+def transfers(
+    rank: int, size: int, *made: Transfer, batch: str = "", meshes: Meshes | None = None, line: int = 12
+) -> tuple[Operation, ...]:
+    """Return what a rank is recorded to have transferred in a step: calls with their peer, and the text of a batch."""
+    place = Place(file="/a/train.py", line=line, function="main")
+    times = [0.1 * number for number in range(1, len(made) + 2)]
+    calls = [
+        call(number, op, peer=peer, dtype="float32", entered_s=at_s, left_s=at_s + 0.01, place=place)
+        for number, ((op, peer), at_s) in enumerate(zip(made, times, strict=False), 1)
+    ]
+    if batch:
+        batched = {"op": "batch_isend_irecv", "entered_s": times[-1], "transfers": batch}
+        calls.append(replace(call(len(made) + 1, peer=None, left_s=None, place=place), **batched))
+    status = board(
+        rank=rank, world_size=size, steps_s=((1, 1.0),), zero_ns=0, groups={"0": tuple(range(size))}, calls=tuple(calls)
+    )
+    return recorded_steps(status, recorded([one(1, 0.05)]), meshes or {})[1][1:]
+
+
+def stage(rank: int, size: int, *, ahead: int = 1, sends: bool = True, line: int = 12) -> tuple[Operation, ...]:
+    """Return what a stage of a pipeline transfers, and the batch in which it exchanges a tensor with its neighbours."""
+    received: list[Transfer] = [("recv", rank - 1)] if rank else []
+    sent: list[Transfer] = [("isend", rank + 1)] if rank < size - 1 and sends else []
+    batch = f"isend {(rank + ahead) % size} 3 float32;irecv {(rank - ahead) % size} 3 float32"
+    return transfers(rank, size, *received, *sent, batch=batch, line=line)
+
+
+def test_a_transfer_is_recorded_with_its_peer_and_a_batch_as_its_transfers() -> None:
+    assert [(one.label, one.elements, one.dtype, one.site) for one in stage(1, 3)] == [
+        ("recv from previous = rank 0", 4, "float32", "train.py main"),
+        ("isend to next = last", 4, "float32", "train.py main"),
+        ("isend to next = last", 3, "float32", "train.py main"),
+        ("irecv from previous = rank 0", 3, "float32", "train.py main"),
+    ]
+    assert [one.label for one in transfers(0, 5, ("recv", None), ("send_object_list", 2), ("send", 3))] == [
+        "recv from any", "send_object_list to +2", "send to -2",
+    ]  # fmt: skip
+    (unknown,) = transfers(0, 3, ("batch_isend_irecv", None))
+    assert unknown.label == "batch_isend_irecv"
+
+
+@pytest.mark.parametrize("rank", range(3))
+def test_another_peer_or_direction_and_a_dropped_send_are_told_and_a_moved_line_is_not(rank: int) -> None:
+    before = stage(rank, 3)
+    assert kinds(before, stage(rank, 3, line=99)) == {}
+    assert kinds(before, stage(rank, 3, ahead=2)) == {"changed": 2}
+    *rest, last = before
+    assert kinds(before, [*rest, replace(last, op="isend")]) == {"changed": 1}
+    assert kinds(before, stage(rank, 3, sends=False)) == ({"removed": 1} if rank < 2 else {})
+
+
+def ring(size: int, ahead: int = 1) -> dict[int, tuple[Operation, ...]]:
+    return {
+        rank: transfers(rank, size, ("isend", (rank + ahead) % size), ("recv", (rank - ahead) % size))
+        for rank in range(size)
+    }
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_a_ring_holds_for_another_number_of_ranks_and_another_peer_does_not(size: int) -> None:
+    (role,) = roles(ring(size), {})
+    assert role.operations[0].label == ("isend to next = previous" if size == 2 else "isend to next")
+    assert all(kinds(role.operations, own) == {} for own in ring(5).values())
+    assert all(kinds(role.operations, own) == {"changed": 2} for own in ring(5, ahead=2).values())
+
+
+@pytest.mark.parametrize("size", [3, 5])
+def test_a_transfer_of_every_rank_with_the_first_holds_for_another_number_of_ranks(size: int) -> None:
+    to_root = {rank: transfers(rank, size, ("send", 0)) for rank in range(1, size)}
+    first, others = roles({0: (), **to_root}, {})
+    assert (first.who, others.who, others.operations[0].label) == ("0", "1-", "send to rank 0")
+    assert kinds(others.operations, transfers(6, 7, ("send", 0))) == {}
+    assert kinds(others.operations, transfers(6, 7, ("send", 5))) == {"changed": 1}
+
+
+def test_a_peer_on_an_axis_of_the_mesh_holds_for_another_size_of_the_other_axis() -> None:
+    def sent(rank: int, width: int, peer: int) -> tuple[Operation, ...]:
+        size = 3 * width
+        meshes = {rank: {"pp": rank // width, "dp": rank % width} for rank in range(size)}
+        return transfers(rank, size, ("isend", peer), meshes=meshes)
+
+    before = sent(0, 2, 2)
+    assert before[0].label == "isend to next in pp"
+    assert kinds(before, sent(3, 4, 7)) == {}
+    assert kinds(before, sent(3, 4, 2)) == {"changed": 1}
+
+
+def test_a_file_of_an_earlier_version_is_read_and_has_no_peers() -> None:
+    lock = Lock(ranks=3, roles=roles({rank: stage(rank, 3) for rank in range(3)}, {}))
+    text = lock_text(lock)
+    assert parse_lock(text, "a") == lock
+    assert not parse_lock(text.replace(", with peers", ""), "a").has_peers
+
+
 LAYERS = [IN_BLOCK, replace(IN_BLOCK, site="train.py attend")] * 24
 MANY = Lock(
     ranks=4,
@@ -226,7 +327,10 @@ def test_a_file_is_read_as_it_was_written_and_repeated_layers_are_written_once()
     assert max(map(len, text.splitlines())) <= 120
 
 
-@given(st.lists(st.sampled_from([LOSS, COUNT, GATHER, IN_BLOCK, operation("scatter_object_list", None)]), max_size=60))
+FROM_ROOT = operation("recv_object_list", None, dtype="none", peer=("rank 0 in pp",))
+
+
+@given(st.lists(st.sampled_from([LOSS, COUNT, GATHER, IN_BLOCK, SENT, FROM_ROOT]), max_size=60))
 def test_folding_loses_nothing(operations: list[Operation]) -> None:
     assert [one for times, block in folded(operations) for one in block * times] == operations
     lock = Lock(ranks=2, roles=(Role(who="all", operations=tuple(operations)),))
@@ -240,7 +344,7 @@ def test_folding_loses_nothing(operations: list[Operation]) -> None:
         ("16,576  (below", "33,152  (below", "train.comm.lock:6: 4 calls, 132,624 bytes"),
         ("  2 x world", "  two x world", "train.comm.lock:11: this line does not belong in a comm.lock file"),
         ("2 x world", "2 x moon ", "train.comm.lock:11: the role has no group moon"),
-        ("ranks 2", "", "train.comm.lock:11: the file ends before a role"),
+        ("ranks 2, with peers", "", "train.comm.lock:11: the file ends before a role"),
     ],
 )  # fmt: skip
 def test_a_damaged_or_edited_file_is_refused_with_the_line(old: str, new: str, mistake: str) -> None:

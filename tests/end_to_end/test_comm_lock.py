@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,11 +12,18 @@ import pytest
 from nsa_harness.commands.attempt import run_one
 from nsa_harness.commands.run import locked
 from nsa_harness.core.comparison.communication import Lock
-from nsa_harness.core.plan import Launcher, RunSpec
+from nsa_harness.core.plan import LockedSchedule
 from nsa_harness.core.report import Outcome
 from nsa_harness.supervisor.launch.planning import Script
-from nsa_harness.supervisor.storage.comm_lock import lock_text, parse_lock, recorded, with_large_recorder
-from nsa_harness.supervisor.storage.rundir import AttemptDir
+from nsa_harness.supervisor.storage.comm_lock import (
+    lock_text,
+    parse_lock,
+    recorded,
+    schedule_misses,
+    with_large_recorder,
+)
+from nsa_harness.supervisor.storage.record import load_spec
+from nsa_harness.supervisor.storage.rundir import SPEC, AttemptDir
 
 from .conftest import PROGRAMS, Forks, Workspace
 from .test_pytest_plugin import run_pytest
@@ -66,6 +75,55 @@ def test_a_lock_holds_for_another_world_size(tmp_path: Path, forks: Forks) -> No
     assert {name for one in role.operations for name in one.group.names} == {"dp", "world"}
     outcome = compare(forks, file, PROGRAM, "fsdp", ranks=3)
     assert outcome.verdict.status == "PASS", outcome.verdict.summary
+
+
+PIPELINE = """\
+import sys
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+rank, size = dist.get_rank(), dist.get_world_size()
+layer = torch.nn.Linear(4, 4)
+optimizer = torch.optim.SGD(layer.parameters(), lr=0.01)
+ahead = int(sys.argv[1])
+for _ in range(4):
+    batch = torch.ones(2, 4)
+    if rank > 0:
+        dist.recv(batch, src=rank - 1)
+    output = layer(batch)
+    if rank < size - 1:
+        dist.isend(output.detach(), dst=rank + 1).wait()
+    exchanged = torch.ones(3)
+    sent = dist.P2POp(dist.isend, torch.ones(3), (rank + ahead) % size)
+    received = dist.P2POp(dist.irecv, exchanged, (rank - ahead) % size)
+    for work in dist.batch_isend_irecv([sent, received]):
+        work.wait()
+    output.sum().backward()
+    optimizer.step()
+dist.destroy_process_group()
+"""
+
+
+def test_another_peer_in_a_pipeline_is_told_and_moved_lines_are_not(tmp_path: Path, forks: Forks) -> None:
+    script = tmp_path / "pipeline.py"
+    script.write_text(PIPELINE)
+    file = tmp_path / "pipeline.comm.lock"
+    answer = forks.run(script=Script(file=str(script), ranks=3, args=("1",)), change=with_large_recorder)
+    attempt = AttemptDir(answer.path / answer.outcome.dir)
+    file.write_text(lock_text(Lock(ranks=3, roles=recorded(attempt, 3).roles)))
+    calls = [re.sub(" +", " ", line).strip() for line in file.read_text().splitlines()]
+    assert "1 x world recv from previous = rank 0 float32 8 pipeline.py <module> # line 13" in calls, calls
+    assert "1 x world isend to next = last float32 3 pipeline.py <module> # line 20" in calls, calls
+    for peers, differ in ((", with peers", True), ("", False)):  # the second is as an earlier version wrote it
+        schedule = LockedSchedule(file="a", text=f"comm.lock 1\nranks 3{peers}\nrole all: 0 calls, 0 bytes\n  step:\n")
+        spec = load_spec(attempt.path / SPEC)
+        spec = replace(spec, expect=replace(spec.expect, communication=schedule))
+        assert bool(schedule_misses(attempt, spec)) is differ
+    script.write_text("# This line moves the others.\n" + PIPELINE.replace("exchanged", "halo"))
+    outcome = compare(forks, file, script, "2", ranks=3)
+    assert (outcome.verdict.status, outcome.verdict.cause) == ("FAIL", "expectation_missed")
+    assert "2 calls changed" in outcome.verdict.summary, outcome.verdict.summary
 
 
 STEPS = """\

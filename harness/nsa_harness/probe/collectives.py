@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import sys
 import zlib
 from collections.abc import Callable
@@ -168,6 +169,7 @@ class CallArguments:
         partner, partner_in_group = PARTNERS.get(name, ("", ""))
         self._partner = _argument_getter(function, partner)
         self._partner_in_group = _argument_getter(function, partner_in_group)
+        self._records_transfers = name == BATCH and protocol.ENV_TRANSFERS in os.environ
         self._has_peer = name == BATCH or bool(self._partner or self._partner_in_group)
 
     def group_name(self, arguments: Any, options: Any) -> str:
@@ -235,6 +237,14 @@ class CallArguments:
         """Return the operation and the global rank of the peer for each transfer in a batch of point-to-point calls."""
         return [(str(transfer.op.__name__), int(transfer.peer)) for transfer in self._transfers(arguments, options)]
 
+    def transfers_string(self, arguments: Any, options: Any) -> int:
+        """Return the index of a batch's transfers in the string table, or 0 (the empty string) if they are too long."""
+        text = ";".join(
+            f"{one.op.__name__} {one.peer} {one.tensor.numel()} {str(one.tensor.dtype).replace('torch.', '')}"
+            for one in self._transfers(arguments, options)
+        )
+        return self._status_file.string_number(text if len(text) <= protocol.STRING_LIMIT else "")
+
     def _transfers(self, arguments: Any, options: Any) -> list[Any]:
         payload = self.payload(arguments, options)
         return [item for item in payload if hasattr(item, "peer")] if isinstance(payload, (list, tuple)) else []
@@ -265,7 +275,7 @@ class Operation(CallArguments):
         call = self._current_call.state
         if call[0]:
             return None
-        group = place = node = call_hash = elements = dtype = 0
+        group = place = node = call_hash = elements = dtype = transfers = 0
         peer = NO_PEER
         try:
             chain = self._chains.find(_getframe(2))
@@ -283,6 +293,8 @@ class Operation(CallArguments):
                 peer = self.peer(arguments, options)
                 if self.op == BATCH:
                     group = self._status_file.string_number(self.group_name(arguments, options))
+                    if self._records_transfers:
+                        transfers = self.transfers_string(arguments, options)
                 elif self.op == "broadcast":
                     note_broadcast(self.payload(arguments, options))
             if self._reductions_left:
@@ -298,7 +310,7 @@ class Operation(CallArguments):
             flags = GRADIENTS if self._grad_enabled() else NO_GRADIENTS
             status_file = self._status_file
             number = status_file.enter_call(
-                self._string, group, place, elements, dtype, 0, peer, 0, node, flags, slot, self._entered
+                self._string, group, place, elements, dtype, transfers, peer, 0, node, flags, slot, self._entered
             )
             if self._hash:
                 status_file.add_to_total(group, call_hash)

@@ -13,6 +13,7 @@ from math import prod
 from nsa_harness.core.evidence.evidence import Call, Collective, StatusFile
 from nsa_harness.core.evidence.flight import FlightDump
 from nsa_harness.core.evidence.steps import elements, entered_by_step, python_calls
+from nsa_harness.core.verdict.group_waits import TRANSFERS
 
 # Parts of an operation's name that depend on the version of torch and on the caller.
 _VARIANT = re.compile(r"^_|(_into_tensor|_tensor|_single|_base)?(_coalesced)?(_autograd)?$")
@@ -41,7 +42,11 @@ class Group:
 
 @dataclass(frozen=True, kw_only=True)
 class Operation:
-    """A collective or transfer of one rank. `line` is only shown, and never compared."""
+    """A collective or transfer of one rank. `line` is only shown, and never compared.
+
+    `peer`: for a transfer, the names of the other rank that hold in a job of any size, such as ("next", "last"). Empty
+    if the other rank is unknown; then it is not compared.
+    """
 
     group: Group
     op: str
@@ -49,6 +54,13 @@ class Operation:
     elements: int | None  # that the rank contributes; None: any number, such as for an object
     site: str  # file and function that called it, such as "train.py main"; "": called below Python, such as by DDP
     line: int | None = field(default=None, compare=False)
+    peer: tuple[str, ...] = ()
+
+    @property
+    def label(self) -> str:
+        """The operation with the other rank of a transfer, such as "isend to next = last"."""
+        direction = "from" if "recv" in self.op else "to"
+        return f"{self.op} {direction} {' = '.join(self.peer)}" if self.peer else self.op
 
     @property
     def bytes(self) -> int:
@@ -79,24 +91,60 @@ Steps = Mapping[int, tuple[Operation, ...]]  # number of an optimizer step -> th
 def recorded_steps(status_file: StatusFile, flight: FlightDump, meshes: Meshes) -> Steps:
     """Return what one rank communicated in each step that was recorded completely."""
     world = tuple(range(status_file.world_size or 1))
-    kinds: list[dict[int, list[tuple[int, Operation]]]] = []
-    for records in (flight.collectives, flight.transfers):
-        calls = python_calls(status_file, records)
-        steps: dict[int, list[tuple[int, Operation]]] = {}
-        for step, end_s, entered in entered_by_step(status_file, records):
-            if end_s is None:
-                continue
-            timed = steps.setdefault(step, [])
-            for one in entered:
-                members = status_file.groups.get(one.group) or world
-                group = Group(names=tuple(_names(members, len(world), meshes)), size=len(members))
-                timed.append((one.created_ns, _operation(one, calls.get((one.group, one.seq)), group)))
-        kinds.append(steps)
-    collectives, transfers = kinds
-    return {
-        step: tuple(one for _, one in sorted((*collectives[step], *transfers[step]), key=lambda pair: pair[0]))
-        for step in collectives.keys() & transfers.keys()
-    }
+    # gloo records no transfers, so they come from the probe's record of the calls from Python.
+    made = {("transfers", number): call for number, call in enumerate(_transfers(status_file), 1)}
+    transfers = (
+        Collective(
+            group=key[0], seq=key[1], op=call.op, sizes=((call.elements,),), dtypes=(call.dtype or "none",),
+            retired=True, created_ns=(status_file.zero_ns or 0) + round(call.entered_s * 1e9),
+        )
+        for key, call in made.items()
+    )  # fmt: skip
+    calls = python_calls(status_file, flight.collectives) | made
+    steps: dict[int, tuple[Operation, ...]] = {}
+    for step, end_s, entered in entered_by_step(status_file, (*flight.collectives, *transfers)):
+        if end_s is None:
+            continue
+        operations: list[Operation] = []
+        for one in sorted(entered, key=lambda one: one.created_ns):
+            call = calls.get((one.group, one.seq))
+            members = status_file.groups.get(call.group if call else one.group) or world
+            group = Group(names=tuple(_names(members, len(world), meshes)), size=len(members))
+            peer = _peer_names(status_file.rank or 0, call, members, meshes, group) if call else ()
+            operations.append(replace(_operation(one, call, group), peer=tuple(peer)))
+        steps[step] = tuple(operations)
+    return steps
+
+
+def _transfers(status_file: StatusFile) -> Iterator[Call]:
+    """Yield the sends and receives that a rank called from Python, each transfer of a batch as a call of its own."""
+    for call in status_file.calls:
+        parts = [part.split() for part in call.transfers.split(";") if part]
+        for op, peer, count, dtype in parts:
+            yield replace(call, op=op, peer=int(peer), elements=int(count), dtype=dtype)
+        if call.op in TRANSFERS and not parts:
+            yield call
+
+
+def _peer_names(rank: int, call: Call, members: Sequence[int], meshes: Meshes, group: Group) -> Iterator[str]:
+    """Yield the names of a transfer's peer that hold in a job of any size: its distance, "rank 0" or "last".
+
+    If it differs from `rank` on one axis of the mesh only, it is named by its place on this axis, otherwise in `group`.
+    """
+    peer, suffix = call.peer, ""
+    if call.op not in TRANSFERS or peer is None or not {rank, peer} <= set(members):
+        yield from ["any"] * (peer is None and call.op.startswith("recv"))
+        return
+    first, to, size = members.index(rank), members.index(peer), len(members)
+    own, other = meshes.get(rank, {}), meshes.get(peer, {})
+    axes = [axis for axis in own if own[axis] != other.get(axis)]
+    if len(axes) == 1 and axes[0] in other and axes[0] not in group.names:
+        first, to, size = own[axes[0]], other[axes[0]], 1 + max(place[axes[0]] for place in meshes.values())
+        suffix = f" in {axes[0]}"
+    ahead = (to - first) % size
+    for distance in [ahead] * (2 * ahead <= size) + [ahead - size] * (2 * ahead >= size):
+        yield {1: "next", -1: "previous"}.get(distance, f"{distance:+d}") + suffix
+    yield from [f"rank 0{suffix}"] * (to == 0) + [f"last{suffix}"] * (to == size - 1)
 
 
 def steady_step(ranks: Sequence[Steps]) -> tuple[int | None, bool]:
@@ -111,20 +159,32 @@ def steady_step(ranks: Sequence[Steps]) -> tuple[int | None, bool]:
 
 def roles(operations: Mapping[int, tuple[Operation, ...]], meshes: Meshes) -> tuple[Role, ...]:
     """Return the roles of the ranks, the first rank's role first. `operations`: those of each rank in one step."""
-    members: dict[tuple[Operation, ...], list[int]] = {}
+    members: list[tuple[tuple[Operation, ...], list[int]]] = []
     for rank in sorted(operations):
-        members.setdefault(operations[rank], []).append(rank)
-    groups = list(members.values())
+        for at, (own, ranks) in enumerate(members):
+            if (common := _common(own, operations[rank])) is not None:
+                members[at] = common, [*ranks, rank]
+                break
+        else:
+            members.append((operations[rank], [rank]))
+    groups = [ranks for _, ranks in members]
     for axis in meshes.get(0, {}):
         coordinates = [{meshes.get(rank, {}).get(axis) for rank in ranks} for ranks in groups]
         if all(len(one) == 1 for one in coordinates) and len(set.union(*coordinates)) == len(groups) > 1:
             return tuple(
-                Role(who=f"{axis}={one.pop()}", operations=own) for one, own in zip(coordinates, members, strict=True)
+                Role(who=f"{axis}={one.pop()}", operations=own)
+                for one, (own, _) in zip(coordinates, members, strict=True)
             )
     last = max(operations)
-    return tuple(
-        Role(who=ALL if len(groups) == 1 else _ranges(ranks, last), operations=own) for own, ranks in members.items()
-    )
+    return tuple(Role(who=ALL if len(groups) == 1 else _ranges(ranks, last), operations=own) for own, ranks in members)
+
+
+def _common(first: tuple[Operation, ...], second: tuple[Operation, ...]) -> tuple[Operation, ...] | None:
+    """Return the operations of two ranks with the names that both use for a peer, or None if they are not alike."""
+    if len(first) != len(second) or not all(map(_is_same, first, second)):
+        return None
+    pairs = zip(first, second, strict=True)
+    return tuple(replace(one, peer=tuple(name for name in one.peer if name in other.peer)) for one, other in pairs)
 
 
 def role_of(rank: int, candidates: Sequence[Role], meshes: Meshes) -> Role:
@@ -280,7 +340,9 @@ def _path(
 
 def _is_same(before: Operation, after: Operation) -> bool:
     """Return whether two operations are the same in jobs that may have different sizes."""
-    if not before.group.is_same(after.group) or replace(after, group=before.group, elements=before.elements) != before:
+    expected = replace(before, group=after.group, elements=after.elements, peer=after.peer)
+    is_other_peer = before.peer and after.peer and set(before.peer).isdisjoint(after.peer)
+    if not before.group.is_same(after.group) or after != expected or is_other_peer:
         return False
     sizes = before.elements, after.elements
     if None in sizes or sizes[0] == sizes[1]:
@@ -299,7 +361,7 @@ def _whole(operation: Operation) -> int:
 def _paired(removed: Counter[Operation], added: Counter[Operation]) -> Iterator[Change]:
     """Yield the changes. An added operation and the removed one that is most like it are one change."""
     pairs: dict[Operation, list[Change]] = {}
-    for likeness in (_LIKENESS_OF_EQUALS, 3, 2):
+    for likeness in (_LIKENESS_OF_EQUALS, 4, 3):
         for old, new in ((old, new) for old in removed for new in added if _likeness(old, new) == likeness):
             if count := min(removed[old], added[new]):
                 pairs.setdefault(old, []).append(Change(before=old, after=new, count=count))
@@ -312,21 +374,25 @@ def _paired(removed: Counter[Operation], added: Counter[Operation]) -> Iterator[
     yield from (Change(before=None, after=new, count=left) for new, left in added.items() if left)
 
 
-_LIKENESS_OF_EQUALS = 4
+_LIKENESS_OF_EQUALS = 5
 
 
 def _likeness(old: Operation, new: Operation) -> int:
     """Return how many properties two operations share. 0: they are not the same call before and after a change."""
-    same = (old.op == new.op, old.site == new.site, old.elements == new.elements, old.dtype == new.dtype)
+    same = [getattr(old, name) == getattr(new, name) for name in ("op", "site", "elements", "dtype", "peer")]
     return sum(same) if old.group.is_same(new.group) and (same[0] or same[1]) else 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Lock:
-    """A reviewed schedule: what each rank of a job communicates in one step. `ranks`: the size of the job."""
+    """A reviewed schedule: what each rank of a job communicates in one step. `ranks`: the size of the job.
+
+    `has_peers`: False for a file of an earlier version, whose sends and receives are incomplete and are not compared.
+    """
 
     ranks: int
     roles: tuple[Role, ...]
+    has_peers: bool = True
 
 
 def folded(operations: Sequence[Operation], longest: int = 64) -> Iterator[tuple[int, tuple[Operation, ...]]]:

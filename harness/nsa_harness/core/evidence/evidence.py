@@ -59,6 +59,7 @@ class Call:
     chain: tuple[Frame, ...] = ()  # the program's own lines that led to the call, innermost first; () = unknown
     grad: bool | None = None  # whether gradients were enabled at the call; None = unknown
     tid: int | None = None  # native id of the calling thread
+    transfers: str = ""  # of a batch_isend_irecv call in a locked run, as described at protocol.CALL
 
 
 @stored_as(caught_at="handled")

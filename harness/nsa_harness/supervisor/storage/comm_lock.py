@@ -28,6 +28,7 @@ from nsa_harness.core.evidence.flight import MAX_BYTES, parse_dump
 from nsa_harness.core.evidence.status_file import parse as parse_board
 from nsa_harness.core.plan import RunSpec
 from nsa_harness.core.report import Fact, Facts
+from nsa_harness.core.verdict.group_waits import TRANSFERS
 from nsa_harness.errors import ScenarioError
 from nsa_harness.supervisor.storage.rundir import AttemptDir
 from nsa_harness.texts.words import plural
@@ -45,8 +46,8 @@ _MOST_ENTRIES = "20000"  # of the flight recorder: as many as are read
 
 
 def with_large_recorder(spec: RunSpec) -> RunSpec:
-    """Return the launch with a flight recorder that holds long steps, unless the launch sets its size."""
-    env = {**dict.fromkeys(_ENTRIES, _MOST_ENTRIES), **dict(spec.env)}
+    """Return the launch with a record of each transfer, and a flight recorder of long steps unless it sets a size."""
+    env = {**dict.fromkeys(_ENTRIES, _MOST_ENTRIES), protocol.ENV_TRANSFERS: "1", **dict(spec.env)}
     return replace(spec, env=tuple(sorted(env.items())))
 
 
@@ -109,6 +110,10 @@ def schedule_misses(attempt: AttemptDir, spec: RunSpec) -> tuple[Facts, ...]:
     ranks: dict[tuple[tuple[Change, ...], int, int], list[int]] = {}
     for rank, operations in found.operations.items():
         before = role_of(rank, lock.roles, found.meshes).operations
+        if not lock.has_peers:
+            before, operations = (
+                tuple(one for one in side if one.op not in TRANSFERS) for side in (before, operations)
+            )
         key = changes(before, operations), bytes_of(before), bytes_of(operations)
         ranks.setdefault(key, []).append(rank)
     return tuple(
@@ -151,7 +156,7 @@ def change_facts(change: Change) -> Facts:
     facts: dict[str, Fact] = {"kind": change.kind.value, "count": change.count}
     return facts | {
         side: {
-            "group": one.group.names[0], "op": one.op, "dtype": one.dtype,
+            "group": one.group.names[0], "op": one.label, "dtype": one.dtype,
             "elements": _ANY if one.elements is None else one.elements, "site": one.site,
         }
         for side, one in sides.items()
@@ -161,7 +166,8 @@ def change_facts(change: Change) -> Facts:
 
 def lock_text(lock: Lock) -> str:
     """Return the text of a comm.lock file."""
-    return _HEAD + f"ranks {lock.ranks}\n" + "".join(f"{line}\n" for role in lock.roles for line in _role_lines(role))
+    head = f"{_HEAD}ranks {lock.ranks}{', with peers' if lock.has_peers else ''}\n"
+    return head + "".join(f"{line}\n" for role in lock.roles for line in _role_lines(role))
 
 
 def _totals(operations: Sequence[Operation]) -> str:
@@ -174,29 +180,32 @@ def _role_lines(role: Role) -> Iterator[str]:
         own = [operation for operation in role.operations if operation.group == group]
         yield f"  group {' = '.join(group.names)}: {group.size} ranks, {_totals(own)}"
     yield "  step:"
+    width = max([14, *(len(one.label) for one in role.operations)])
     for times, block in folded(role.operations):
         if len(block) == 1:
-            yield _line(times, block[0])
+            yield _line(times, block[0], width=width)
             continue
         yield f"    repeat {times} x"
-        yield from (_line(count, one, "    |") for count, (one,) in folded(block, longest=1))
+        yield from (_line(count, one, "    |", width) for count, (one,) in folded(block, longest=1))
 
 
-def _line(times: int, one: Operation, indent: str = "   ") -> str:
+def _line(times: int, one: Operation, indent: str = "   ", width: int = 14) -> str:
     size = _ANY if one.elements is None else f"{one.elements:,}"
-    text = f"{indent} {times:>3} x {one.group.names[0]:<6} {one.op:<14} {one.dtype:<9} {size:>13}  "
+    text = f"{indent} {times:>3} x {one.group.names[0]:<6} {one.label:<{width}} {one.dtype:<9} {size:>13}  "
     return f"{text}{one.site or _BELOW_PYTHON}" + (f"  # line {one.line}" if one.line else "")
 
 
 _TOTALS = r"(?P<calls>\d+) calls?, (?P<bytes>[\d,]+) bytes"
+_PEER = r"(?:next|previous|[+-]\d+|rank 0|last|any)(?: in \S+)?"
 _FORMS = {
-    "ranks": re.compile(r"ranks (?P<ranks>\d{1,6})"),
+    "ranks": re.compile(r"ranks (?P<ranks>\d{1,6})(?P<peers>, with peers)?"),
     "role": re.compile(rf"role (?P<who>all|[\w.]+=\d+|\d+(?:-\d*)?(?:,\d+(?:-\d*)?)*): {_TOTALS}"),
     "group": re.compile(rf"  group (?P<names>\S+(?: = \S+)*): (?P<size>\d+) ranks, {_TOTALS}"),
     "step": re.compile(r"  step:"),
     "repeat": re.compile(r"    repeat (?P<times>\d{1,5}) x"),
     "call": re.compile(
-        r"   (?P<inner> \|)? {1,3}(?P<times>\d{1,5}) x (?P<group>\S+) +(?P<op>\w+) +(?P<dtype>\w+)"
+        r"   (?P<inner> \|)? {1,3}(?P<times>\d{1,5}) x (?P<group>\S+) +(?P<op>\w+)"
+        rf"(?: (?:to|from) (?P<peer>{_PEER}(?: = {_PEER})*))? +(?P<dtype>\w+)"
         r" +(?P<size>[\d,]+|any)  (?P<site>\S.*)"
     ),
 }
@@ -222,7 +231,7 @@ def parse_lock(text: str, origin: str) -> Lock:
         found = lines[0][:40] if lines else ""
         raise ScenarioError([f"{origin}:1: expected the line `comm.lock {VERSION}`, got {found!r}"])
     mistakes: list[str] = []
-    ranks, parsed, block, times = 0, list[_Parsed](), list[Operation](), 0
+    ranks, has_peers, parsed, block, times = 0, False, list[_Parsed](), list[Operation](), 0
     for number, line in enumerate([*lines[1:], ""], start=2):
         content = re.sub(r"\s*#.*", "", line).rstrip()
         form, match = next(
@@ -240,7 +249,7 @@ def parse_lock(text: str, origin: str) -> Lock:
         if match is None or (form not in ("ranks", "role") and role is None):
             mistakes.append(f"{origin}:{number}: this line does not belong in a comm.lock file: {content.strip()[:60]}")
         elif form == "ranks":
-            ranks = int(match["ranks"])
+            ranks, has_peers = int(match["ranks"]), match["peers"] is not None
         elif form == "role":
             parsed.append(
                 _Parsed(
@@ -263,6 +272,7 @@ def parse_lock(text: str, origin: str) -> Lock:
                 group=role.groups[match["group"]], op=match["op"], dtype=match["dtype"],
                 elements=None if match["size"] == _ANY else int(match["size"].replace(",", "")),
                 site="" if site == _BELOW_PYTHON else site,
+                peer=tuple(match["peer"].split(" = ")) if match["peer"] else (),
             )  # fmt: skip
             (block if times else role.operations).extend([one] * int(match["times"]))
     for role in parsed if not mistakes else ():
@@ -278,4 +288,5 @@ def parse_lock(text: str, origin: str) -> Lock:
         raise ScenarioError(
             [*mistakes, "A comm.lock file is not edited by hand. Write it again with `nsa-harness lock`."]
         )
-    return Lock(ranks=ranks, roles=tuple(Role(who=one.who, operations=tuple(one.operations)) for one in parsed))
+    read = tuple(Role(who=one.who, operations=tuple(one.operations)) for one in parsed)
+    return Lock(ranks=ranks, roles=read, has_peers=has_peers)
