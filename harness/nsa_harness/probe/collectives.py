@@ -139,6 +139,7 @@ GRADIENTS, NO_GRADIENTS = protocol.CALL_GRADIENTS, protocol.CALL_NO_GRADIENTS
 # or takes steps that the probe does not see.
 REDUCTIONS_LIMIT = 4096
 CUT_CALLS_LIMIT = 64  # calls of each operation that are inspected for gradients
+BATCHES_LIMIT = 256  # different batches whose transfers are recorded, because the string table is small
 ELEMENTS_MAX = 2**64 - 1
 NO_PEER = -1
 
@@ -170,6 +171,7 @@ class CallArguments:
         self._partner = _argument_getter(function, partner)
         self._partner_in_group = _argument_getter(function, partner_in_group)
         self._records_transfers = name == BATCH and protocol.ENV_TRANSFERS in os.environ
+        self._batches: dict[str, int] = {}
         self._has_peer = name == BATCH or bool(self._partner or self._partner_in_group)
 
     def group_name(self, arguments: Any, options: Any) -> str:
@@ -238,12 +240,12 @@ class CallArguments:
         return [(str(transfer.op.__name__), int(transfer.peer)) for transfer in self._transfers(arguments, options)]
 
     def transfers_string(self, arguments: Any, options: Any) -> int:
-        """Return the index of a batch's transfers in the string table, or 0 (the empty string) if they are too long."""
-        text = ";".join(
-            f"{one.op.__name__} {one.peer} {one.tensor.numel()} {str(one.tensor.dtype).replace('torch.', '')}"
-            for one in self._transfers(arguments, options)
-        )
-        return self._status_file.string_number(text if len(text) <= protocol.STRING_LIMIT else "")
+        """Return the index of a batch's transfers in the string table, or 0 (the empty string) beyond the limits."""
+        made = self._transfers(arguments, options)
+        text = ";".join(f"{one.op.__name__} {one.peer} {one.tensor.numel()} {one.tensor.dtype}" for one in made)
+        if text not in self._batches and len(text) <= protocol.STRING_LIMIT and len(self._batches) < BATCHES_LIMIT:
+            self._batches[text] = self._status_file.string_number(text.replace("torch.", ""))
+        return self._batches.get(text, 0)
 
     def _transfers(self, arguments: Any, options: Any) -> list[Any]:
         payload = self.payload(arguments, options)

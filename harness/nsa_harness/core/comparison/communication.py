@@ -167,16 +167,15 @@ def roles(operations: Mapping[int, tuple[Operation, ...]], meshes: Meshes) -> tu
                 break
         else:
             members.append((operations[rank], [rank]))
-    groups = [ranks for _, ranks in members]
     for axis in meshes.get(0, {}):
-        coordinates = [{meshes.get(rank, {}).get(axis) for rank in ranks} for ranks in groups]
-        if all(len(one) == 1 for one in coordinates) and len(set.union(*coordinates)) == len(groups) > 1:
+        coordinates = [{meshes.get(rank, {}).get(axis) for rank in ranks} for _, ranks in members]
+        if all(len(one) == 1 for one in coordinates) and len(set.union(*coordinates)) == len(members) > 1:
             return tuple(
                 Role(who=f"{axis}={one.pop()}", operations=own)
                 for one, (own, _) in zip(coordinates, members, strict=True)
             )
     last = max(operations)
-    return tuple(Role(who=ALL if len(groups) == 1 else _ranges(ranks, last), operations=own) for own, ranks in members)
+    return tuple(Role(who=ALL if len(members) == 1 else _ranges(ranks, last), operations=own) for own, ranks in members)
 
 
 def _common(first: tuple[Operation, ...], second: tuple[Operation, ...]) -> tuple[Operation, ...] | None:
