@@ -31,6 +31,7 @@ from builders import (
     rank_evidence,
     rank_snapshot,
     sample,
+    snapshot,
     stack,
     stalled,
     task,
@@ -341,6 +342,42 @@ def test_of_a_run_that_may_be_in_its_first_step_for_ever_slow_is_only_likely() -
         deadline(rank_evidence(0, status_file=board()), samples=tuple(sample(0, user=frame(39)) for _ in range(30)))
     )
     assert (found.code, found.confidence) == ("slow", 0.75)
+
+
+SAMPLING = """def step(batches):
+    while steps < 9:
+        while True:
+            group = draw()
+            if group.varied:
+                break
+        loss(group).backward()
+"""
+
+
+@pytest.mark.parametrize(
+    ("last_s", "second", "expected"),
+    [(12.0, 41, 40), (12.0, 44, 9), (29.0, 41, 9)],
+    ids=["stays in the loop", "left it once", "a step like the others"],
+)
+def test_a_step_that_may_never_end_is_in_the_while_loop_that_one_rank_does_not_leave(
+    last_s: float, second: int, expected: int
+) -> None:
+    """The loop around it, in which the other rank waits for the gradients, is that of the training."""
+    working = board(mark("forward", step=3), steps_s=((1, last_s - 0.2), (2, last_s - 0.1), (3, last_s)))
+    draw = frame(9, function="draw")
+    waits = rank_snapshot(1, BACKWARD, frame(44))
+    seen = tuple(
+        snapshot(number, 26.0 + number, rank_snapshot(0, draw, frame(at)), waits)
+        for number, at in enumerate((41, second))
+    )
+    samples = tuple(sample(0, user=draw) for _ in range(30))
+    sources = (Source(file=USER, first=38, text=SAMPLING),)
+    ranks = rank_evidence(0, status_file=working), rank_evidence(1)
+    found = main(deadline(*ranks, samples=samples, snapshots=seen, sources=sources))
+    assert found.code == "slow"
+    assert found.place is not None
+    assert found.place.line == expected
+    assert ("can ever become false" in found.advice) is (expected == 40)
 
 
 def test_at_a_deadline_at_which_nobody_works_the_rank_that_all_others_wait_for_is_named() -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import takewhile
 
 from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.diagnosis.confidence import EvidenceKind
@@ -11,6 +12,7 @@ from nsa_harness.core.diagnosis.context import DiagnosisContext, place_of
 from nsa_harness.core.diagnosis.explanation import Explanation
 from nsa_harness.core.diagnosis.profile import PROFILE_FILE, HotLine, Pace, RankProfile, busiest, pace, profiles
 from nsa_harness.core.evidence.evidence import Ending, Frame
+from nsa_harness.core.evidence.stacks import is_library, training_stack
 from nsa_harness.core.report import Facts, Place
 from nsa_harness.core.verdict.motion import BUSY_SHARE
 from nsa_harness.core.verdict.wait_graph import wait_graph_between
@@ -18,6 +20,7 @@ from nsa_harness.core.verdict.wait_graph import wait_graph_between
 _ENOUGH_SAMPLES = 30  # with fewer samples, a slow run is not proven to be working
 _SAME_WORK_SHARE = 0.6  # two ranks do the same work if they spend more than this share of their time in the same code
 _SLOW_STEP_FACTOR = 5  # a step that takes up to this many times the median step still counts as a normal step
+_LOOKS = 3  # snapshots that show in which loop a rank stays
 _ENDLESS_STEP_FACTOR = 50  # a step that takes more than this many times the median step may be an endless loop
 
 
@@ -38,6 +41,7 @@ def slow(context: DiagnosisContext) -> Explanation | None:
         and current_pace.step_s is not None
         and current_pace.running_s > _ENDLESS_STEP_FACTOR * max(current_pace.step_s, 0.1)
     )
+    loop = _own_while_loop(context, profile.rank) if may_be_endless and profile else None
     return Explanation(
         cause=Cause.SLOW,
         evidence=_evidence_of_pace(profile, current_pace) if profile and place and is_working else EvidenceKind.CLOCK,
@@ -51,12 +55,37 @@ def slow(context: DiagnosisContext) -> Explanation | None:
             if profile and not is_working
             else None,
             "step_may_never_end": may_be_endless,
-            "spends_time_on": _spends_time_on(context, profile),
+            "spends_time_on": "while loop" if loop else _spends_time_on(context, profile),
         },
         ranks=() if profile is None or is_same_work else (profile.rank,),
-        place=place,
+        place=Place(file=loop.file, line=loop.line, function=loop.function) if loop else place,
         proof=(PROFILE_FILE,) if profile else ("watch.jsonl",),
     )
+
+
+def _own_while_loop(context: DiagnosisContext, rank: int) -> Frame | None:
+    """Return the first line of the innermost `while` loop in which all last stacks of a rank are and no other rank is.
+
+    None if there is no such loop, or no other rank to compare with.
+    """
+    looks = [one for snapshot in context.evidence.snapshots[-_LOOKS:] for one in snapshot.ranks]
+    stacks = [(one.rank, training_stack(one.stacks, one.pid)) for one in looks]
+    own = [[*reversed(stack.frames)] for number, stack in stacks if stack is not None and number == rank]
+    others = [frame for number, stack in stacks if stack is not None and number != rank for frame in stack.frames]
+    common: list[tuple[Frame, ...]] = (
+        list(takewhile(_is_one_function, zip(*own, strict=False))) if others and len(own) > 1 else []
+    )
+    for frames in reversed(common):
+        for loop in context.program.loops_around(frames[0]) if not is_library(frames[0].file) else ():
+            inside = [frame.file == loop.file and loop.line <= frame.line <= loop.last for frame in (*frames, *others)]
+            is_while = (context.program.statement(loop.place) or "").startswith("while")
+            if is_while and all(inside[: len(frames)]) and not any(inside[len(frames) :]):
+                return replace(frames[0], line=loop.line)
+    return None
+
+
+def _is_one_function(frames: tuple[Frame, ...]) -> bool:
+    return len({(frame.file, frame.function) for frame in frames}) == 1
 
 
 def _spends_time_on(context: DiagnosisContext, profile: RankProfile | None) -> str:
