@@ -167,11 +167,11 @@ def groups_of(pairs: Sequence[tuple[int, str]]) -> list[tuple[tuple[int, ...], s
 
 
 def _division_text(division: Division, origin: Candidate, namer: Namer) -> str:
-    where = f"line {division.place.line}" if division.place.file == origin.place.file else namer(division.place)
+    where = f"Line {division.place.line}" if division.place.file == origin.place.file else namer(division.place)
     condition = f", `{shorten(division.condition, 80)}`," if division.condition else ""
     deciding = [one for one in division.values if one.name != origin.name and len({text for _, text in one.values}) > 1]
     because = f", because `{deciding[0].name}` is {values_text(deciding[0])}" if deciding else ""
-    return f"{where[:1].upper()}{where[1:]}{condition} then sends {ways_text(division, namer)}{because}."
+    return f"{where}{condition} then sends {ways_text(division, namer)}{because}."
 
 
 def ways_text(division: Division, namer: Namer) -> str:
