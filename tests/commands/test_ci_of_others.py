@@ -73,7 +73,7 @@ def test_the_action_is_a_sound_composite_action() -> None:
 def test_the_example_needs_three_lines() -> None:
     example_text = example("yaml", "uses: nsa-harness/nsa-harness")
     (step,) = load(example_text)
-    assert (set(step), set(step["with"])) == ({"uses", "with"}, {"script", "ranks"})
+    assert (set(step), set(step["with"])) == ({"uses", "with"}, {"script"})
     assert set(step["with"]) <= set(ACTION["inputs"])
 
 
@@ -115,6 +115,12 @@ def test_the_action_fails_and_annotates_the_line_of_a_failure(repository: Path) 
     code, summary, said = run_action(repository, script="train.py", ranks="1", args="--fail")
     assert (code, "FAIL" in summary, "a wrong shape" in summary) == (1, True, True), said
     assert re.search(r"^::error file=train.py,line=4,title=FAIL train::", said, re.M), said
+
+
+def test_the_action_takes_the_ranks_of_the_project_and_passes_options(repository: Path) -> None:
+    (repository / "pyproject.toml").write_text("[tool.nsa-harness]\nranks = 1\n")
+    code, summary, said = run_action(repository, script="train.py", options="--strict limits.deadline_s=100")
+    assert (code, "- 1 rank ·" in summary, "at most 1 min 40 s" in said) == (0, True, True), summary + said
 
 
 def test_the_action_without_a_run_ends_with_the_reason(repository: Path) -> None:

@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from nsa_harness.commands.attempt import run_one
-from nsa_harness.commands.run import locked
 from nsa_harness.core.comparison.communication import Lock
 from nsa_harness.core.plan import LockedSchedule
 from nsa_harness.core.report import Outcome
@@ -148,30 +146,14 @@ def test_step(times):
 def test_a_test_on_several_ranks_is_compared_with_a_file(tmp_path: Path) -> None:
     (tmp_path / "test_steps.py").write_text(STEPS)
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
-    words = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-p",
-        "nsa_harness.pytest_plugin",
-        "-p",
-        "no:cacheprovider",
-        "test_steps.py",
-    ]
-
-    def tested(*more: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [*words, *more], cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT_S, check=False
-        )
-
-    ran = tested("-k", "test_step[1]")
+    ran = run_pytest(tmp_path, "test_steps.py", "-k", "test_step[1]")
     assert "step.comm.lock: No such file or directory; `pytest --nsa-lock` records a healthy run in it" in ran.stdout
     assert "Traceback" not in ran.stdout
     assert " in write_lock" not in ran.stdout
-    assert tested("-k", "test_step[1]", "--nsa-lock").returncode == 0
+    assert run_pytest(tmp_path, "test_steps.py", "-k", "test_step[1]", "--nsa-lock").returncode == 0
     reduction = "      1 x world  all_reduce     float32               3  test_steps.py test_step"
     assert reduction in (tmp_path / "step.comm.lock").read_text()
-    ran = tested()
+    ran = run_pytest(tmp_path, "test_steps.py")
     assert "1 failed, 1 passed" in ran.stdout, ran.stdout
     assert (
         "does not communicate as step.comm.lock says: 1 call added; 12 bytes per step and rank became 24" in ran.stdout

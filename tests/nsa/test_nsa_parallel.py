@@ -15,7 +15,7 @@ import torch
 from conftest import Alone, Program, forked
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
-from wrapped_gradients import ONE_OF_EACH, REST, WAYS
+from wrapped_gradients import ONE_OF_EACH, REST, WAYS, compare
 
 from nsa_attention.config import CI, Attention, Branch
 from nsa_attention.model import Recompute, StockBlock, TinyLM

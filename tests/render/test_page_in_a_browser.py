@@ -153,6 +153,16 @@ def test_no_line_of_a_run_in_progress_is_cut(tab: Browser, tmp_path: Path, has_r
     assert complaints(tab, tmp_path / "live.html", looks) == []
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("page", history_samples.PAGES)
+def test_no_text_of_a_history_or_comparison_is_cut_and_everybody_can_read_it(
+    tab: Browser, tmp_path: Path, page: str
+) -> None:
+    path = tmp_path / "page.html"
+    path.write_text(history_samples.PAGES[page], encoding="utf-8")
+    assert complaints(tab, path, [(width, dark) for width in WIDTHS for dark in (False, True)]) == []
+
+
 def test_what_is_cut_or_hard_to_read_is_found(tab: Browser, tmp_path: Path) -> None:
     path = tmp_path / "bad.html"
     path.write_text(

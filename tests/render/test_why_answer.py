@@ -105,13 +105,10 @@ def test_each_kind_of_origin_has_its_sentence_and_remedy_with_and_without_a_name
         assert "  " not in sentence + remedy
         assert "{" not in sentence + remedy
     decides = f"decides differently on the ranks ({texts.title(kind)})"
-    named = (
-        OriginKind.CALL,
-        OriginKind.LEFT_OUT,
-        OriginKind.EXCEPTION,
-        OriginKind.OTHER_RANKS_FILE,
-        OriginKind.UNKNOWN,
-    )
+    named = {
+        OriginKind.CALL, OriginKind.LEFT_OUT, OriginKind.EXCEPTION, OriginKind.OTHER_RANKS_FILE, OriginKind.UNKNOWN,
+        OriginKind.EARLY_COPY, OriginKind.STALE_PARAMETERS, OriginKind.UNSYNCHRONIZED,
+    }  # fmt: skip
     assert (sentence == decides) == (kind not in named)
 
 

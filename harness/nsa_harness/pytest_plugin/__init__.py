@@ -96,25 +96,31 @@ def nsa_run(pytestconfig: pytest.Config) -> Callable[..., Outcome]:
 
     The paths of the script and of `locked` start at the working directory or, if the script is not there, at pytest's
     rootdir. `ranks`: by default those of pyproject.toml, or 2. `locked`: the comm.lock file with which the run is
-    compared. Settings are keywords with `__` for a dot, such as `limits__stall_s=20`. A run that fails or hangs raises
-    nothing; compare `outcome.verdict.status`. If the test then fails, its text contains the answer of nsa-harness.
+    compared. `warm`: fork the ranks from a process that has imported torch, if that is safe for the script. Settings
+    are keywords with `__` for a dot, such as `limits__stall_s=20`. A run that fails or hangs raises nothing; compare
+    `outcome.verdict.status`. If the test then fails, its text contains the answer of nsa-harness.
     """
 
     def run(
-        script: str | Path, *args: str, ranks: int | None = None, locked: str | Path | None = None, **settings: Any
+        script: str | Path,
+        *args: str,
+        ranks: int | None = None,
+        locked: str | Path | None = None,
+        warm: bool = False,
+        **settings: Any,
     ) -> Outcome:
         __tracebackhide__ = True  # an argument that is wrong is shown at the line of the test
         from nsa_harness.errors import HarnessError
 
         words = [f"{key.replace('__', '.')}={value}" for key, value in settings.items()]
-        directory = Path.cwd() if Path(script).is_file() else request.config.rootpath
-        runs = runs_of(request.config)
+        directory = Path.cwd() if Path(script).is_file() else pytestconfig.rootpath
+        runs, item = runs_of(pytestconfig), pytestconfig.stash[_test]
         try:
-            spec = runs.script(script, args, ranks=ranks, settings=words, item=request.node, directory=directory)
-            answer = runs.run(spec, locked=None if locked is None else directory / locked)
+            spec = runs.script(script, args, ranks=ranks, settings=words, item=item, directory=directory)
+            answer = runs.run(spec, warm=warm, locked=None if locked is None else directory / locked)
         except HarnessError as error:
             raise error.with_traceback(None) from None
-        request.node.add_report_section("call", "nsa-harness", answer.text)
+        item.add_report_section("call", "nsa-harness", answer.text)
         return answer.outcome
 
     return run

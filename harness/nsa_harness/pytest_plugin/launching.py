@@ -110,7 +110,8 @@ class Runs:
         """Launch one run and wait for its end. Raise KeyboardInterrupt after Ctrl-C.
 
         `warm`: fork the ranks from a process that has imported torch, if that is safe for this program. `locked`: the
-        comm.lock file with which the run is compared, or which is written with --nsa-lock.
+        comm.lock file with which the run is compared, or which is written with --nsa-lock. `out`: the parent of the
+        run's directory, if it is not that of `--nsa-out`.
         """
         if locked is not None:
             from nsa_harness.commands.run import locked as with_lock
@@ -121,11 +122,11 @@ class Runs:
         # A variable that differs from test to test would need a fork server of its own for each.
         os.environ.pop("PYTEST_CURRENT_TEST", None)  # pytest sets it again before it next reads it
         if warm:
-            spec = self._server.with_launcher(replace(spec, launcher=Launcher.FORK))
-        options = options_of_project(command=f"pytest {spec.about}", out=self._out())
-        with ExitStack() as stack:
+            spec = self.server.with_launcher(replace(spec, launcher=Launcher.FORK))
+        options = options_of_project(command=f"pytest {spec.about}", out=out or self._out())
+        with _longer_timeout(), ExitStack() as stack:
             devices = self._lease(spec, stack)
-            outcome, path = run_in_own_directory(spec, options, facts=self.facts, devices=devices, server=self._server)
+            outcome, path = run_in_own_directory(spec, options, facts=self.facts, devices=devices, server=self.server)
         if locked is not None and is_written and outcome.verdict.status is Status.PASS:
             was_written, lines = write_lock(RunDir(path).attempt(outcome.dir), spec.ranks, Path(locked))
             if not was_written:

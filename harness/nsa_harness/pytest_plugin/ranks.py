@@ -14,7 +14,8 @@ import pytest
 
 from nsa_harness.core.report import Status
 from nsa_harness.errors import HarnessError
-from nsa_harness.pytest_plugin.in_rank import OPTIONS, options_to_pass
+from nsa_harness.pytest_plugin import IN_RANK
+from nsa_harness.pytest_plugin.in_rank import CALL, OPTIONS, RESULT, options_to_pass
 from nsa_harness.pytest_plugin.launching import Answer, Runs
 from nsa_harness.texts.words import ranks as ranks_text
 
@@ -67,12 +68,16 @@ def _run(item: pytest.Item, launch: Launch, runs: Runs, call: bytes) -> list[byt
             f"--nsa-backend={launch.backend or ''}",
         ]  # fmt: skip
         Path(directory, OPTIONS).write_text(options_to_pass(config), encoding="utf-8")
+        if call:
+            Path(directory, CALL).write_bytes(call)
         try:
-            spec = runs.script("pytest", words, ranks=count, item=item, module=True)
-            answer = runs.run(spec, warm=True, locked=None if locked is None else item.path.parent / locked)
+            spec = runs.script(IN_RANK, words, ranks=launch.count, item=item, module=True)
+            answer = runs.run(spec, warm=True, locked=launch.locked and item.path.parent / launch.locked)
         except HarnessError as error:
             raise pytest.fail.Exception(str(error), pytrace=False) from None
-        _conclude(answer, {rank: _reports(Path(directory, f"rank{rank}.jsonl"), config) for rank in range(count)})
+        ranks = range(launch.count)
+        _conclude(answer, {rank: _reports(Path(directory, f"rank{rank}.jsonl"), config) for rank in ranks})
+        return [Path(directory, RESULT.format(rank)).read_bytes() for rank in ranks] if call else []
 
 
 def _launch(marker: pytest.Mark) -> Launch:

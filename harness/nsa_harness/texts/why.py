@@ -88,7 +88,16 @@ def makes(candidate: Candidate, namer: Namer) -> str:
 
 
 # Kinds whose sentence needs no name. Any other candidate without a name is the statement at which the ranks diverge.
-_WITHOUT_NAME = (OriginKind.CALL, OriginKind.LEFT_OUT, OriginKind.EXCEPTION, OriginKind.OTHER_RANKS_FILE, OriginKind.UNKNOWN)
+_WITHOUT_NAME = (
+    OriginKind.LEFT_OUT,
+    OriginKind.EARLY_COPY,
+    OriginKind.STALE_PARAMETERS,
+    OriginKind.UNSYNCHRONIZED,
+    OriginKind.CALL,
+    OriginKind.EXCEPTION,
+    OriginKind.OTHER_RANKS_FILE,
+    OriginKind.UNKNOWN,
+)
 
 
 def _render(candidate: Candidate, key: str, namer: Namer) -> str:

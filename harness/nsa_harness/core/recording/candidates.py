@@ -13,8 +13,14 @@ from nsa_harness.core.recording.alignment import Alignment, Parting, Row
 from nsa_harness.core.recording.clues import Clue, likelihood
 from nsa_harness.core.recording.communications import Shared, left_out, left_out_for
 from nsa_harness.core.recording.division import Judged, is_consequence, own_exceptions, raised_by_network
-from nsa_harness.core.recording.explanation import Candidate, OriginKind
-from nsa_harness.core.recording.origin import changes_of_files, is_chosen_by_rank, is_shard
+from nsa_harness.core.recording.explanation import Candidate, OriginKind, SilentDifference
+from nsa_harness.core.recording.origin import (
+    changes_of_files,
+    early_collections,
+    first_use,
+    is_chosen_by_rank,
+    is_shard,
+)
 from nsa_harness.core.recording.provability import MADE_OF_DATA, OF_RANK, Provability, uses, values_of
 from nsa_harness.core.recording.recording import differs
 from nsa_harness.core.recording.slicing import Pair, Slicer, Step, extra_draws, first_differences
@@ -44,6 +50,7 @@ class Candidates:
     alignment: Alignment
     divisions: Sequence[Judged]
     statements: Statements
+    silent: SilentDifference | None = None
 
     @property
     def traces(self) -> Sequence[Trace]:
@@ -145,8 +152,8 @@ class Candidates:
                 row, name = found
                 ranks = self._ranks(pair[1:])
                 kind = OriginKind.MISSING_REDUCTION if silent.kind == "learning rate" else OriginKind.UNKNOWN
-                yield Clue.NEAREST, self._candidate(pair[0], row[pair[0]], kind, ranks, name=name, row=row)
-                yield from self._of_steps(self._slicer(pair).slice((row[pair[0]], row[pair[1]])), pair, ranks)
+                yield Clue.STALE, self._candidate(pair[0], row[pair[0]], kind, ranks, name=name, row=row)
+                yield from self._of_steps(self._facts.slicer(pair).slice((row[pair[0]], row[pair[1]])), pair, ranks)
 
     def _first_differences(self) -> Iterator[Named]:
         """Yield the statements that made the first differences in a run that ended.
@@ -248,6 +255,11 @@ class Candidates:
             if named:
                 yield from self._facts.slicer((number, 1 - min(number, 1))).makers(other, named[:1])
                 return
+
+    def _child_of(self, number: int, execution: int) -> str:
+        """Return the name of the child process in which the rank executed this, or "" if it was the rank itself."""
+        trace = self.traces[number]
+        return trace.process[trace.activation_of[execution]]
 
     def _is_late(self, number: int, execution: int) -> bool:
         """Return whether the exception reports what the rank did, or left out, in the step before."""
@@ -435,13 +447,15 @@ class Candidates:
         sources = [
             s for s in steps if kinds[s] in _SOURCES and not any(o.previous is s and o.is_parting for o in found)
         ]
+        leaks.sort(key=lambda step: (not self._facts.is_own_leak(step, pair), not self._facts.is_changed(step, pair)))
+        near_leaks = [step for step in leaks[:1] if step.distance < 2 or self._facts.is_own_leak(step, pair)]
         drifts = [step for step in steps if step.is_origin and kinds[step] is OriginKind.RANDOM]
         nearest = [step for step in steps if kinds[step] not in OF_RANK and not step.is_object]
         origins = [step for step in nearest if step.is_origin]
         choices = [s for s in steps if s.is_parting and isinstance(self._facts.statement_of(s, pair), ast.If | ast.Try)]
         own = [step for step in steps if kinds[step] in OF_RANK and not step.is_object]
         for clue, made in (
-            (Clue.LEAK, [step for step in leaks[:1] if step.distance < 2 or step.name.startswith("generator:")]),
+            (Clue.LEAK, near_leaks),
             (Clue.SHARD, shards[-1:]),
             (Clue.ROLE_DEFINES, chosen[:1]),
             (Clue.SOURCE, sources[:1]),
@@ -581,7 +595,10 @@ class Candidates:
             for execution in trace.running():
                 if any(not made.returned and not made.error for made in trace.executions[execution].communications):
                     continue
-                yield Clue.END, self._candidate(number, execution, OriginKind.UNKNOWN, (trace.rank,))
+                if trace.stopped_child() is not None and not self._child_of(number, execution):
+                    continue  # It waits for its child.
+                clue = Clue.CHILD if self._child_of(number, execution) else Clue.END
+                yield clue, self._candidate(number, execution, OriginKind.UNKNOWN, (trace.rank,))
                 members = trace.members[trace.activation_of[execution]]
                 line = trace.executions[execution].line
                 is_loop = sum(trace.executions[other].line == line for other in members) > _SPINS

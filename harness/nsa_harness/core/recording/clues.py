@@ -17,6 +17,16 @@ class Clue(Enum):
     programs of the rounds 1 to 8. A line is right if a fix touches one within 2 lines of it.
     """
 
+    CHILD = (
+        "a child process for which its rank waited, such as a DataLoader worker, stopped or raised here",
+        (3, 5),
+        (0, 0),
+    )
+    STALE = (
+        "what differs although the run passed is made or first used here, or was left out here",
+        (5, 8),
+        (0, 0),
+    )
     THREAD = "an exception that nothing handled ended a thread which began here", (9, 9), (0, 0)
     SHARD = (
         "data that decide were divided here by the number of the rank, into parts of different sizes",

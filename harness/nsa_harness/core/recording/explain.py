@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 
 from nsa_harness.core.recording.alignment import ControlFlow, align
 from nsa_harness.core.recording.candidates import Candidates
-from nsa_harness.core.recording.division import Divisions, Judged
-from nsa_harness.core.recording.explanation import Division, Explanation
+from nsa_harness.core.recording.division import Divisions, Judged, failed_children
+from nsa_harness.core.recording.explanation import Division, Explanation, SilentDifference
 from nsa_harness.core.recording.provability import values_of
 from nsa_harness.core.recording.recording import RankRecording
 from nsa_harness.core.recording.statements import Statements

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Sequence
 
 from nsa_harness.core.recording.alignment import Alignment, Row
 from nsa_harness.core.recording.communications import is_point_to_point
-from nsa_harness.core.recording.explanation import OriginKind
+from nsa_harness.core.recording.explanation import OriginKind, SilentDifference
 from nsa_harness.core.recording.recording import Execution, Value, differs, has_size, sizes_differ
 from nsa_harness.core.recording.slicing import Step
 from nsa_harness.core.recording.statements import Statements
@@ -143,3 +143,96 @@ def is_chosen_by_rank(step: Step, statement: ast.AST | None) -> bool:
         return False
     passed = (part for node in ast.walk(statement) if isinstance(node, ast.Call) for part in node.args)
     return any(isinstance(part, ast.IfExp) and names_rank(ast.unparse(part.test)) for part in passed)
+
+
+_COLLECTS = re.compile(r"\.(?:named_)?parameters\(")
+_COPIES = re.compile(r"\bdeepcopy\(|\bstate_dict\(|\.clone\(|\.copy_\(")
+_ADDS = re.compile(r"\b(?:setattr|add_module|register_module|register_parameter)\(")
+_WRAPS = "DistributedDataParallel"
+_RATE = re.compile(r"\blr\b|\blearning_rate\b|_lr\b")
+_SCHEDULES = re.compile(r"sched\w*\.step\(")
+
+
+def early_collections(
+    trace: Trace, statements: Statements, names: Collection[str], *, is_copy: bool
+) -> Iterator[tuple[int, int]]:
+    """Yield the execution that collected a model's parameters too early, and the one that made other parameters later.
+
+    Both are in the same function, which may have called the functions that did it. `names`: the parameters that differ.
+    `is_copy`: they belong to a copy, which was made before the weights of the model were made equal. A statement that
+    collected the parameters once more afterwards is left out, and so is one whose result no communication uses.
+    """
+    parts = {part for name in names for part in re.split(r" \.\. |\.", name) if not part.isdecimal()}
+    latest = {
+        (place.file, place.line): number for number in range(len(trace.executions)) if (place := trace.place(number))
+    }
+    collected, made = [], []
+    for number in latest.values():
+        header, wraps = statements.header(trace.place(number)), _makes(trace, number, _WRAPS)
+        if is_copy:
+            collected += [number] if _COPIES.search(header) else []
+            made += [number] if wraps or _makes(trace, number, "broadcast") else []
+        else:
+            collected += [number] if wraps or _COLLECTS.search(header) else []
+            made += [number] if _ADDS.search(header) or _assigns(statements.at(trace.place(number)), parts) else []
+    last = max(made, key=trace.order, default=-1)
+    for number in sorted(collected, key=trace.order):
+        if last >= 0 and trace.order(number) < trace.order(last) and (is_copy or _is_shared_later(trace, number, last)):
+            above = {trace.activation_of[outer]: outer for outer in (number, *trace.outer(number))}
+            below = (outer for outer in (last, *trace.outer(last)) if trace.activation_of[outer] in above)
+            if (common := next(below, None)) is not None and above[trace.activation_of[common]] != common:
+                yield above[trace.activation_of[common]], common
+
+
+def _makes(trace: Trace, execution: int, operation: str) -> bool:
+    return any(made.operation == operation for made in trace.own_communications(execution))
+
+
+def _assigns(statement: ast.AST | None, names: Collection[str]) -> bool:
+    """Return whether the statement assigns the result of a call to an attribute with one of the names."""
+    match statement:
+        case ast.Assign(targets=[ast.Attribute(attr=name)], value=ast.Call()):
+            return name in names
+    return False
+
+
+def _is_shared_later(trace: Trace, collected: int, since: int) -> bool:
+    """Return whether communication after an execution uses what was collected, directly or in the same object."""
+    execution, activation = trace.executions[collected], trace.activations[trace.activation_of[collected]]
+    if _makes(trace, collected, _WRAPS):
+        return True
+    identities = {value.identity for _, value in execution.writes if value.type != "Parameter"}
+    if not execution.writes or any("." in name or value.type == "Parameter" for name, value in execution.writes):
+        identities |= {value.identity for name, value in activation.arguments if name == "self"}
+    for owner in dict.fromkeys(owner for owner in trace.owners if trace.order(owner) > trace.order(since)):
+        for number in (owner, *trace.outer(owner)):
+            used = (*trace.activations[trace.activation_of[number]].arguments, *trace.executions[number].reads)
+            if any(value.identity in identities for _, value in used if value.identity):
+                return True
+    return False
+
+
+def first_use(
+    alignment: Alignment, pair: tuple[int, int], statements: Statements, silent: SilentDifference
+) -> tuple[Row, str] | None:
+    """Return the first executions of two traces, and a name in them, whose values differ like the replicas.
+
+    The name is that of a parameter or buffer that differs, or of a learning rate if these differ. What a scheduler gets
+    also counts as a learning rate, because the rate itself is kept by the library.
+    """
+    lasts = "|".join(re.escape(name.rpartition(".")[2]) for name in silent.names)
+    is_rate = silent.kind == "learning rate"
+    wanted = _RATE if is_rate else re.compile(rf"\.(?:{lasts})$" if lasts else "$^")
+    for row in alignment.rows:
+        if {*pair} <= row.keys():
+            trace = alignment.traces[pair[0]]
+            ours, theirs = (alignment.traces[number].executions[row[number]] for number in pair)
+            others = dict((*theirs.reads, *theirs.writes))
+            differing = [
+                name for name, value in (*ours.reads, *ours.writes) if name in others and differs(value, others[name])
+            ]
+            if differing and is_rate and _SCHEDULES.search(statements.header(trace.place(row[pair[0]]))):
+                return row, differing[0]
+            if (found := next(filter(wanted.search, differing), None)) is not None:
+                return row, found
+    return None

@@ -86,6 +86,15 @@ class Provability:
                 return True
         return False
 
+    def is_own_leak(self, step: Step, pair: Pair) -> bool:
+        """Return whether only the number of the rank led to the extra call of a leak."""
+        return step.is_leak and self.is_provable(step, OriginKind.LEAK, pair)
+
+    def is_changed(self, step: Step, pair: Pair) -> bool:
+        """Return whether the step assigns the name that it is followed for."""
+        side, execution = step.execution
+        return any(name == step.name for name, _ in self._traces[pair[side]].executions[execution].writes)
+
     def is_provable(self, step: Step, kind: OriginKind, pair: Pair) -> bool:
         """Return whether the difference can have begun at this step, so that an experiment there proves the origin.
 

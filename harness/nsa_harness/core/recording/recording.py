@@ -7,6 +7,7 @@ order. An execution holds the activations that it started.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 _SIZE = re.compile(r"(?:\w+ )?(\d+ items|\[[\d, ]*\])")  # such as "int64 [8, 4] crc 1f2e3d4c" or "3 items crc 1f2e3d4c"
@@ -119,3 +120,13 @@ def written_differently(ours: Execution, theirs: Execution) -> str:
     """Return the first name to which both executions assigned different values, or "" if there is none."""
     others = dict(theirs.writes)
     return next((name for name, value in ours.writes if name in others and differs(value, others[name])), "")
+
+
+def executions_of(recording: RankRecording) -> Iterator[tuple[Activation, Execution]]:
+    """Yield every execution of a recording with its activation, each activation in the order of time."""
+    remaining = [activation for thread in recording.threads for activation in thread.activations]
+    while remaining:
+        activation = remaining.pop()
+        for execution in activation.executions:
+            remaining += execution.calls
+            yield activation, execution
