@@ -67,6 +67,11 @@ def test_that_hangs():
     dist.barrier()
 
 @pytest.mark.ranks(2)
+def test_that_waits_for_a_rank_that_is_done():
+    if dist.get_rank() == 1:
+        dist.barrier()
+
+@pytest.mark.ranks(2)
 def test_that_is_skipped():
     pytest.skip("nothing to do here")
 
@@ -169,7 +174,7 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, st
     (directory / "conftest.py").write_text(CONFTEST)
     (directory / "test_ranks.py").write_text(TESTS)
     run_pytest(directory, "--junitxml=results.xml", "--model=large", "--nsa-out=runs")
-    assert len([path for path in (directory / "runs").iterdir() if not path.is_symlink()]) == 12
+    assert len([path for path in (directory / "runs").iterdir() if not path.is_symlink()]) == 13
     return results(directory / "results.xml")
 
 
@@ -187,6 +192,19 @@ def test_a_failing_assertion_names_its_rank_and_is_rewritten(session: dict[str, 
     assert "assert (1 * 10) < 5" in text
     assert "seen on rank 1" in text
     assert "seen on rank 0" not in text
+
+
+def test_an_exception_of_torch_shows_the_line_of_the_test_and_which_rank_is_missing(
+    session: dict[str, tuple[str, str]],
+) -> None:
+    result, text = session["test_that_waits_for_a_rank_that_is_done"]
+    assert result == "failure"
+    assert "rank 1 failed:" in text
+    assert ">           dist.barrier()" in text
+    assert "RuntimeError: " in text
+    assert "\nwhy: rank 0 ended with exit code 0 while the others still needed it" in text
+    assert "call_original" not in text
+    assert "INTERNALERROR" not in text
 
 
 def test_a_hang_is_told_with_cause_rank_and_line(session: dict[str, tuple[str, str]]) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from ranks import Boards, run_forks
 
 PROGRAM = """
-import logging, threading, traceback
+import logging, sys, threading, traceback
 import torch, torch.distributed as dist
 
 dist.init_process_group("gloo")
@@ -39,6 +39,11 @@ for number, act in enumerate((step, gather)):
         print("printed")
         traceback.print_exc()
         logging.exception("logged")
+        entry, counts = sys.exc_info()[2], set()
+        while entry is not None:
+            counts.add(len(traceback.extract_tb(entry, limit=1)))
+            entry = entry.tb_next
+        print("entries", counts)
         print("frames", [frame.filename for frame in traceback.extract_tb(__import__("sys").exc_info()[2])])
 thread = threading.Thread(target=step)
 thread.start()
@@ -56,6 +61,7 @@ def test_a_user_sees_no_frame_of_the_probe_and_the_record_of_the_end_has_them(tm
     assert said.count("ValueError: refused in backward") == 4  # printed, logged, of a thread, and of the end
     assert said.count("in step") == 4
     assert "RuntimeError: uncaught" in ended.err
+    assert said.count("entries {1}") == 2  # pytest asks for each entry by itself, also for the probe's
     assert "torch/_tensor.py" in said  # torch's own frames stay
     assert "harness/nsa_harness/probe" not in said
     chain = Boards(tmp_path).json("{pid}.raised.json", ended.pid)["chain"]

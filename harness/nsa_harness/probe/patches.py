@@ -94,6 +94,7 @@ def patch(
         trouble.note(piece, mistake)
 
     def call_original(*arguments: Any, **options: Any) -> Any:
+        __tracebackhide__ = True  # for pytest
         if (unless is not None and unless()) or not is_active:
             return original(*arguments, **options)
         state = None
@@ -147,6 +148,7 @@ def before_first_call(
 
     def call_original(*arguments: Any, **options: Any) -> Any:
         nonlocal is_waiting
+        __tracebackhide__ = True
         if (unless is not None and unless()) or not is_waiting:
             return original(*arguments, **options)
         is_waiting, function = False, original
@@ -290,10 +292,13 @@ def hide_probe(trouble: TroubleLog) -> None:
 
 
 def _walk_without_probe(walk: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]:
-    """Wrap a generator of the traceback module, so that it skips the probe's frames. `patch` changes no result."""
+    """Wrap a generator of the traceback module, so that it skips the probe's frames. `patch` changes no result.
+
+    The first frame is never skipped: pytest asks for one entry of a traceback at a time, and needs an answer.
+    """
 
     def walk_without_probe(traceback: TracebackType | None) -> Iterator[Any]:
-        return (item for item in walk(traceback) if not _is_probe(item[0]))
+        return (item for number, item in enumerate(walk(traceback)) if not number or not _is_probe(item[0]))
 
     walk_without_probe.__doc__ = walk.__doc__
     return walk_without_probe

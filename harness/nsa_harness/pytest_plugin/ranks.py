@@ -115,8 +115,12 @@ def _conclude(answer: Answer, reports: Reports) -> None:
     failed = {rank: report for rank, group in reports.items() for report in group[::-1] if report.failed}
     if failed:
         texts = [_failure_text(failed, len(reports))]
+        culprit = answer.outcome.culprit
         if answer.outcome.verdict.status not in _JUDGED:
             texts.append(answer.text)
+        elif culprit is not None and culprit.ranks and not failed.keys() & {*culprit.ranks}:
+            # The ranks that failed are victims, such as of a rank that did not make the same calls and ended.
+            texts.append(f"why: {answer.outcome.verdict.summary}")
         pytest.fail("\n".join([*texts, f"report: {answer.path}"]), pytrace=False)
     if answer.outcome.verdict.status is not Status.PASS:
         pytest.fail(answer.text, pytrace=False)
