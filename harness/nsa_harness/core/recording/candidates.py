@@ -10,7 +10,7 @@ from functools import cached_property
 from itertools import takewhile
 
 from nsa_harness.core.recording.alignment import Alignment, Parting, Row
-from nsa_harness.core.recording.clues import Clue, likelihood
+from nsa_harness.core.recording.clues import Clue, Named, rank
 from nsa_harness.core.recording.communications import Shared, left_out, left_out_for
 from nsa_harness.core.recording.division import Judged, is_consequence, own_exceptions, raised_by_network
 from nsa_harness.core.recording.explanation import Candidate, OriginKind, SilentDifference
@@ -30,7 +30,6 @@ from nsa_harness.core.report import Place
 from nsa_harness.core.source_code.excerpt import names_rank
 
 MOST = 8  # candidates that an explanation lists
-_OPEN = (OriginKind.CALL, OriginKind.UNKNOWN)  # kinds that do not say what makes the difference
 _SOURCES = (OriginKind.CLOCK, OriginKind.HASH_ORDER, OriginKind.RESTORED_STATE, OriginKind.OTHER_RANKS_FILE)
 _USUAL = (*OF_RANK, OriginKind.CLOCK)  # differences that every healthy run has
 _BY_CHANCE = (OriginKind.LEAK, OriginKind.HASH_ORDER, OriginKind.CLOCK)
@@ -39,8 +38,6 @@ _OF_ROLE = 4  # most definitions from a condition back to the number of the rank
 _WAITS = re.compile(r"\.(get|wait|acquire|join)\(")
 _NUMBER = re.compile(r"\b\d{2,}\b")
 _LATE = re.compile(r"finished reduction in the prior iteration|mark(?:ed)? (?:a variable |as )?ready", re.IGNORECASE)
-
-Named = tuple[Clue, Candidate]
 
 
 @dataclass
@@ -66,30 +63,7 @@ class Candidates:
 
     def ranked(self) -> tuple[Candidate, ...]:
         """Return the candidates, most likely first."""
-        clues: dict[Place, set[Clue]] = {}
-        best: dict[Place, Candidate] = {}
-        for clue, candidate in self._clues():
-            place = candidate.place
-            if place.line:
-                clues.setdefault(place, set()).add(clue)
-                if place not in best or best[place].kind in _OPEN:
-                    best[place] = candidate if candidate.kind not in _OPEN else best.get(place, candidate)
-        # A line whose condition only tells the ranks from each other says nothing about the lines near it.
-        usual = {place: found for place, found in clues.items() if Clue.ROLE not in found}
-        around = {place: {Clue.ROLE} for place in clues} | {
-            place: set().union(*(usual[other] for other in usual if self.statements.near(place, other)))
-            for place in usual
-        }
-        ranked: list[Candidate] = []
-        remaining = list(clues)
-        while remaining and len(ranked) < MOST:
-            scores = {
-                place: tuple(likelihood(found[place], is_first=not ranked) for found in (around, clues))
-                for place in remaining
-            }
-            chosen = max(remaining, key=scores.__getitem__)
-            ranked.append(best[chosen])
-            remaining = [place for place in remaining if not self.statements.near(place, chosen)]
+        ranked = rank(self._clues(), self.statements, MOST)
         for candidate in self._by_chance():
             if not any(self.statements.near(candidate.place, other.place) and other.is_provable for other in ranked):
                 ranked.append(candidate)
@@ -212,11 +186,9 @@ class Candidates:
             *_, outermost = execution, *trace.outer(execution)
             if trace.activation_of[outermost] not in trace.roots[0][1]:  # The thread could have handled it.
                 yield Clue.THREAD, self._candidate(number, outermost, OriginKind.EXCEPTION, ranks)
-        is_alike = len({trace.place(e) for n, e in failed for trace in (self.traces[n],)}) == 1 and len(ranks) == len(
-            self.traces
-        )
+        places = {self.traces[number].place(execution) for number, execution in failed}
         for number, execution in failed[:1]:
-            if is_alike:
+            if len(places) == 1 and len(ranks) == len(self.traces):
                 yield from (
                     (Clue.QUOTED, self._candidate(number, e, OriginKind.UNKNOWN, ranks))
                     for e in self._quoted(number, execution)
@@ -339,7 +311,7 @@ class Candidates:
         for number, trace in enumerate(self.traces):
             for execution in reversed(range(len(trace.executions))):
                 raised = trace.executions[execution].raised
-                if raised is not None and raised.handled and not self._raised_elsewhere(number, execution):
+                if raised is not None and raised.handled and not self._coverage.raised_elsewhere(number, execution):
                     latest = max(latest or (0.0, 0, 0), (execution / len(trace.executions), number, execution))
                     break
         if latest is None:
@@ -361,22 +333,6 @@ class Candidates:
         last = handler.end_lineno or 0
         inside = takewhile(lambda e: handler.lineno <= trace.executions[e].line <= last, following)
         return tuple(inside)[-1:]
-
-    def _raised_elsewhere(self, number: int, execution: int) -> bool:
-        """Return whether another rank had an exception in the same statement of the program."""
-        line = self._coverage.line(number, execution)
-        return any(line in raised for other, raised in enumerate(self._raised) if other != number)
-
-    @cached_property
-    def _raised(self) -> list[set[tuple[str, int]]]:
-        return [
-            {
-                self._coverage.line(number, n)
-                for n, execution in enumerate(trace.executions)
-                if execution.raised is not None
-            }
-            for number, trace in enumerate(self.traces)
-        ]
 
     def _new_partings(self) -> Iterator[Named]:
         """Yield the latest partings at which ranks went ways that they had not gone before."""
@@ -465,13 +421,12 @@ class Candidates:
         ):
             for step in made:
                 candidate = replace(self._of_step(step, kinds[step], pair, ranks), name=names[step])
-                is_effect = kinds[step] in (*MADE_OF_DATA, OriginKind.RANDOM) and self._facts.is_effect(
-                    step, found, pair
-                )
+                is_data = kinds[step] in (*MADE_OF_DATA, OriginKind.RANDOM)
+                is_effect = is_data and self._facts.is_effect(step, found, pair)
                 yield clue, replace(candidate, is_provable=False) if is_effect else candidate
         for step in leaks[:1]:
             side, execution = step.execution
-            if (call := self._extra_call(step, pair)) is not None:
+            if (call := self._coverage.extra_call(pair[side], execution)) is not None:
                 trace = self.traces[pair[side]]
                 within = {trace.activation_of[e] for e in (execution, *trace.outer(execution))}
                 called = next(activation for activation in trace.calls[call] if activation in within)
@@ -537,16 +492,9 @@ class Candidates:
     def _caller(self, step: Step, pair: Pair) -> int | None:
         side, execution = step.execution
         parting = self._facts.slicer(pair).parting_before(side, execution)
-        if (call := self._extra_call(step, pair)) is not None:
+        if (call := self._coverage.extra_call(pair[side], execution)) is not None:
             return call
         return None if parting is None or parting[1] == execution else parting[1]
-
-    def _extra_call(self, step: Step, pair: Pair) -> int | None:
-        """Return the innermost call around a leak that only its rank ever made, or None if there is no such call."""
-        side, execution = step.execution
-        trace, others = self.traces[pair[side]], self._coverage.elsewhere(pair[side])
-        outer = trace.outer(execution)
-        return next((call for call in outer if self._coverage.line(pair[side], call) not in others), None)
 
     def _of_operations(self, judged: Judged) -> Iterator[Named]:
         """Yield the statement of the first operation that only one of the ranks made."""
@@ -557,10 +505,8 @@ class Candidates:
             trace = self.traces[number]
             owner = trace.owner(operation)
             if owner >= 0:
-                yield (
-                    Clue.OPERATION,
-                    self._candidate(number, self._coverage.alone(number, owner), OriginKind.CALL, ranks),
-                )
+                alone = self._coverage.alone(number, owner)
+                yield Clue.OPERATION, self._candidate(number, alone, OriginKind.CALL, ranks)
 
     # Coverage.
 

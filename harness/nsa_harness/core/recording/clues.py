@@ -1,10 +1,16 @@
-"""Say how likely a line is the one to change, by the reasons for which it was found."""
+"""Rank candidates by the reasons for which their lines were found."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from enum import Enum
 from math import prod
+
+from nsa_harness.core.recording.explanation import Candidate, OriginKind
+from nsa_harness.core.recording.statements import Statements
+from nsa_harness.core.report import Place
+
+OPEN = (OriginKind.CALL, OriginKind.UNKNOWN)  # kinds that do not say what makes the difference
 
 _PRIOR = 0.5  # share of right lines in one more line that is assumed, so that no rate is 0 or 1
 _TELLS_ORIGIN = 0.5  # rate of a clue that tells where a difference began, and not only where it shows
@@ -62,7 +68,7 @@ class Clue(Enum):
     OLDER_PARTING = "ranks parted here as they never had before, and last but one", (19, 61), (5, 16)
     ALONE = "the latest statement that only one rank ever executed", (31, 114), (5, 33)
     NEAREST = "the nearest definition of a value that decides and differs", (29, 109), (4, 23)
-    MESSAGE_VALUE = "decided a message", (3, 13), (2, 7)
+    MESSAGE_VALUE = "decided a message", (3, 13), (2, 7)  # made what decides whether the message is left out
     NEAR = "one of the next definitions of such a value, or the condition that chose it", (56, 254), (15, 69)
     NEW_WAY = "shortly before its end a rank went on from here as it never had before", (87, 438), (23, 142)
     END = "a thread stopped here outside of communication", (16, 83), (4, 23)
@@ -82,11 +88,42 @@ class Clue(Enum):
         return (right + _PRIOR) / (found + 1)
 
 
+Named = tuple[Clue, Candidate]
+
+
 def likelihood(clues: Iterable[Clue], *, is_first: bool) -> tuple[bool, float]:
     """Return whether one of the clues tells an origin, and how likely a line is right that all of them name.
 
     A line that tells the origin comes before any line that only shows where the ranks parted, because the parting is
     its effect. The clues are taken as independent of each other.
     """
-    rates = [clue.rate(is_first=is_first) for clue in clues]
+    rates = sorted(clue.rate(is_first=is_first) for clue in clues)  # a product of floats depends on their order
     return any(rate >= _TELLS_ORIGIN for rate in rates), 1 - prod(1 - rate for rate in rates)
+
+
+def rank(named: Iterable[Named], statements: Statements, most: int) -> list[Candidate]:
+    """Return at most `most` candidates, most likely first, and only one of those that are near to each other."""
+    clues: dict[Place, set[Clue]] = {}
+    best: dict[Place, Candidate] = {}
+    for clue, candidate in named:
+        place = candidate.place
+        if place.line:
+            clues.setdefault(place, set()).add(clue)
+            if place not in best or best[place].kind in OPEN:
+                best[place] = candidate if candidate.kind not in OPEN else best.get(place, candidate)
+    # A line whose condition only tells the ranks from each other says nothing about the lines near it.
+    usual = {place: found for place, found in clues.items() if Clue.ROLE not in found}
+    around = {place: {Clue.ROLE} for place in clues} | {
+        place: set().union(*(usual[other] for other in usual if statements.near(place, other))) for place in usual
+    }
+    ranked: list[Candidate] = []
+    remaining = list(clues)
+    while remaining and len(ranked) < most:
+        scores = {
+            place: tuple(likelihood(found[place], is_first=not ranked) for found in (around, clues))
+            for place in remaining
+        }
+        chosen = max(remaining, key=scores.__getitem__)
+        ranked.append(best[chosen])
+        remaining = [place for place in remaining if not statements.near(place, chosen)]
+    return ranked

@@ -254,9 +254,27 @@ class Coverage:
         around = (execution, *self._traces[number].outer(execution))
         return next((other for other in around if self.line(number, other) not in others), execution)
 
+    def extra_call(self, number: int, execution: int) -> int | None:
+        """Return the innermost call around this execution that no other rank ever made, or None if there is none."""
+        others = self.elsewhere(number)
+        outer = self._traces[number].outer(execution)
+        return next((call for call in outer if self.line(number, call) not in others), None)
+
+    def raised_elsewhere(self, number: int, execution: int) -> bool:
+        """Return whether another rank had an exception in the same statement of the program."""
+        line = self.line(number, execution)
+        return any(line in raised for other, raised in enumerate(self._raised) if other != number)
+
+    @cached_property
+    def _raised(self) -> list[set[tuple[str, int]]]:
+        return [
+            {self.line(number, at) for at, execution in enumerate(trace.executions) if execution.raised is not None}
+            for number, trace in enumerate(self._traces)
+        ]
+
     @cached_property
     def ways(self) -> list[dict[tuple[str, int], dict[int | None, int]]]:
-        """By trace and statement: the first execution that went on to each next line."""
+        """The first execution of each statement that went on to each next line, for each trace."""
         found: list[dict[tuple[str, int], dict[int | None, int]]] = []
         for number, trace in enumerate(self._traces):
             ways: defaultdict[tuple[str, int], dict[int | None, int]] = defaultdict(dict)
