@@ -166,6 +166,17 @@ def test_the_number_of_a_rank_is_never_made_equal() -> None:
     assert kinds(planned(candidate(SEED, OriginKind.RANK, "limit", "10", "11", "12"))) == ["set_value 6"]
 
 
+def test_a_value_that_is_equal_on_all_ranks_is_not_made_equal() -> None:
+    assert planned(candidate(LOSS, OriginKind.MISSING_REDUCTION, "loss", "1.5", "1.5")) == []
+
+
+def test_the_variable_of_a_loop_is_no_origin_because_it_comes_from_what_the_loop_iterates_over() -> None:
+    (item,) = planned(candidate(LOOP, OriginKind.MISSING_REDUCTION, "x", "1", "2", "2"))
+    (read,) = planned(candidate(LOSS, OriginKind.MISSING_REDUCTION, "x", "1", "2", "2"))
+    (made,) = planned(candidate(LOSS, OriginKind.MISSING_REDUCTION, "loss", "1", "2", "2"))
+    assert [item.proves_origin, read.proves_origin, made.proves_origin] == [False, False, True]
+
+
 def test_the_order_of_a_set_is_tested_with_a_fixed_hash_seed() -> None:
     (found,) = planned(candidate(LOOP, OriginKind.HASH_ORDER, "names"))
     assert (found.kind, found.env) == (ExperimentKind.FIX_HASH_SEED, (("PYTHONHASHSEED", "0"),))

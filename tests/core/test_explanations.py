@@ -228,6 +228,41 @@ def test_an_extra_draw_and_a_hash_are_named_even_if_no_value_leads_from_them() -
     assert by_line[18].caller.line == 3
 
 
+@pytest.mark.parametrize(
+    ("use", "is_found"), [("'a' in known", False), ("sorted(known)", False), ("list(known)", True)]
+)
+def test_the_order_of_a_set_matters_only_where_it_shows(use: str, is_found: bool) -> None:
+    def searching(rank: int) -> RankRecording:
+        names = Thing(7, "set", ("{'a', 'b'}", "{'b', 'a'}")[rank])
+        search = [at(1, writes={"known": names}), at(2, reads={"known": names}, writes={"x": f"{use} {rank}"})]
+        waits = at(4, op(returned=False)) if rank else at(5, op("barrier", returned=False))
+        return recorded(rank, main(*search, at(3, reads={"x": f"{use} {rank}"}), waits, ended=False))
+
+    source = f"known = set(corpus)\nx = {use}\nif x:\n    all_reduce()\nbarrier()\n"
+    found = explained(source, searching(0), searching(1)).candidates
+    assert (OriginKind.HASH_ORDER in [one.kind for one in found if one.is_provable]) == is_found
+
+
+def test_a_clock_from_which_no_value_leads_to_the_failure_is_no_candidate() -> None:
+    def timing(rank: int) -> RankRecording:
+        waits = at(3, op(returned=False)) if rank else at(4, op("barrier", returned=False))
+        return recorded(rank, main(at(1, writes={"t0": 5.5 + rank}), at(2), waits, ended=False))
+
+    found = explained("t0 = time.time()\nif late():\n    all_reduce()\nbarrier()\n", timing(0), timing(1))
+    assert 1 not in lines(found)
+
+
+@pytest.mark.parametrize("is_loop", [False, True])
+def test_only_a_loop_that_goes_on_by_a_number_stops_a_thread_by_it(is_loop: bool) -> None:
+    def stopped(rank: int) -> RankRecording:
+        count = at(1, writes={"hits": 4 + rank})
+        turns = [at(2, reads={"hits": 4 + rank}) for _ in range(60 if is_loop else 1)]
+        return recorded(rank, main(count, *turns, ended=False))
+
+    found = explained("hits = count(x)\nwhile hits:\n    sleep(1)\n", stopped(0), stopped(1))
+    assert candidate_at(found, 1).is_provable == is_loop
+
+
 def test_a_counter_that_only_hands_on_a_difference_is_no_candidate() -> None:
     def resumed(rank: int) -> RankRecording:
         step = 3 * rank

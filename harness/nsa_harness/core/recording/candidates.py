@@ -15,6 +15,7 @@ from nsa_harness.core.recording.communications import Shared, left_out, left_out
 from nsa_harness.core.recording.division import Judged, is_consequence, own_exceptions, raised_by_network
 from nsa_harness.core.recording.explanation import Candidate, OriginKind, SilentDifference
 from nsa_harness.core.recording.origin import (
+    can_show_order,
     changes_of_files,
     early_collections,
     first_use,
@@ -32,7 +33,7 @@ from nsa_harness.core.source_code.excerpt import names_rank
 MOST = 8  # candidates that an explanation lists
 _SOURCES = (OriginKind.CLOCK, OriginKind.HASH_ORDER, OriginKind.RESTORED_STATE, OriginKind.OTHER_RANKS_FILE)
 _USUAL = (*OF_RANK, OriginKind.CLOCK)  # differences that every healthy run has
-_BY_CHANCE = (OriginKind.LEAK, OriginKind.HASH_ORDER, OriginKind.CLOCK)
+_BY_CHANCE = (OriginKind.LEAK, OriginKind.HASH_ORDER)  # the recording may not show how these lead to a failure
 _SPINS = 50  # executions of a statement in one call of its function after which a rank goes round in a loop
 _OF_ROLE = 4  # most definitions from a condition back to the number of the rank
 _WAITS = re.compile(r"\.(get|wait|acquire|join)\(")
@@ -156,7 +157,9 @@ class Candidates:
             steps = [*first_differences(self.alignment, pair), *extra_draws(self.alignment, pair)]
             kinds = [self._facts.kind(step, pair) for step in steps]
             for step, kind in zip(steps, kinds, strict=True):
-                if kind in _BY_CHANCE:
+                if kind in _BY_CHANCE and (
+                    kind is not OriginKind.HASH_ORDER or can_show_order(step, self.traces, pair, self.statements)
+                ):
                     candidate = self._of_step(step, kind, pair, self._ranks(pair[1:]))
                     is_one = kind is not OriginKind.HASH_ORDER or kinds.count(kind) == 1
                     yield replace(candidate, chain=(), is_provable=candidate.is_provable and is_one)
@@ -549,7 +552,10 @@ class Candidates:
                 line = trace.executions[execution].line
                 is_loop = sum(trace.executions[other].line == line for other in members) > _SPINS
                 steps = self._facts.slicer(pair).behind(execution)
-                yield from self._of_steps(steps, pair, (trace.rank,), is_loop=is_loop)
+                for behind, candidate in self._of_steps(steps, pair, (trace.rank,), is_loop=is_loop):
+                    # Only a loop that goes on by a number stops a thread by it.
+                    is_data = candidate.kind in MADE_OF_DATA and not is_loop
+                    yield behind, replace(candidate, is_provable=False) if is_data else candidate
                 yield from self._left_out(number, execution)
 
     def _left_out(self, number: int, execution: int) -> Iterator[Named]:

@@ -51,7 +51,7 @@ def plan_experiments(
         if not _is_normal_difference(candidate, explanation)
         for planned in _for_candidate(index, candidate, division, sources, handler)
     ]
-    origins = [_without_downstream_proof(planned, origins, explanation.candidates) for planned in origins]
+    origins = [_without_downstream_proof(planned, origins, explanation.candidates, sources) for planned in origins]
     origins = [_at_extra_call(planned, explanation.candidates, sources) for planned in origins]
     if division is not None and (made := _made_for_loop(division, sources, recordings)) is not None:
         origins += [
@@ -174,7 +174,10 @@ def _is_scalar(text: str) -> bool:
 
 
 def _without_downstream_proof(
-    planned: PlannedExperiment, others: Sequence[PlannedExperiment], candidates: Sequence[Candidate]
+    planned: PlannedExperiment,
+    others: Sequence[PlannedExperiment],
+    candidates: Sequence[Candidate],
+    sources: Mapping[str, str],
 ) -> PlannedExperiment:
     """Return the experiment with `proves_origin` only if its candidate can be the origin.
 
@@ -198,7 +201,9 @@ def _without_downstream_proof(
         ]
         if loads:
             return replace(planned, origin=replace(candidate, kind=OriginKind.RESTORED_STATE, is_provable=True))
-    is_effect = planned.kind is ExperimentKind.SET_VALUE and (is_downstream or _has_other_inputs(candidate))
+    is_effect = planned.kind is ExperimentKind.SET_VALUE and (
+        is_downstream or _has_other_inputs(candidate) or _is_item(planned, sources)
+    )
     if is_effect or not candidate.is_provable:
         return replace(planned, proves_origin=False)
     return planned
@@ -227,6 +232,18 @@ def _hands_on(load: Candidate, candidate: Candidate) -> bool:
 
 def _is_same(place: Place, other: Place) -> bool:
     return (place.file, place.line) == (other.file, other.line)
+
+
+def _is_item(planned: PlannedExperiment, sources: Mapping[str, str]) -> bool:
+    """Return whether an experiment sets the variable of a `for` loop, whose values come from what it iterates over."""
+    statement = statement_at(planned.place, sources)
+    loops = (*statement.parents, statement.node) if statement is not None else ()
+    return any(
+        isinstance(part, ast.Name) and part.id == planned.name
+        for loop in loops
+        if isinstance(loop, (ast.For, ast.AsyncFor))
+        for part in ast.walk(loop.target)
+    )
 
 
 def _has_other_inputs(candidate: Candidate) -> bool:
@@ -293,7 +310,9 @@ def _for_candidate(
         yield plan(ExperimentKind.SHARE_GENERATOR, name=name, is_after=_seeds(statement))
     elif candidate.kind is OriginKind.HASH_ORDER:
         yield replace(plan(ExperimentKind.FIX_HASH_SEED), env=(("PYTHONHASHSEED", "0"),))
-    if path and candidate.kind not in _NOT_VALUES and not any(_is_rank_number(value, path) for value in values):
+    is_equal = any(len(value.values) > 1 and len({text for _, text in value.values}) == 1 for value in values)
+    is_of_rank = any(_is_rank_number(value, path) for value in values)
+    if path and candidate.kind not in _NOT_VALUES and not is_equal and not is_of_rank:
         is_after = statement is not None and any(map(statement.assigns, _prefixes(candidate.name)))
         is_temporary = not is_after and _only_decides(statement)
         yield plan(ExperimentKind.SET_VALUE, name=candidate.name, is_after=is_after, is_temporary=is_temporary)

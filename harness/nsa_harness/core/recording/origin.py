@@ -43,6 +43,8 @@ _CHANGES_FILE = re.compile(
     r"\b(?:save|dump|write_text|write_bytes|unlink|remove|rmtree|rename|replace|mkdir|touch)\(|[\"'][wax]b?[\"']"
 )
 _SHARED = ("recv", "scatter", "all_to_all")  # operations whose result differs from rank to rank by their nature
+_ORDER_FREE = ("sorted", "len", "min", "max")  # functions whose result has no order of the set
+_SETS = ("set", "frozenset")
 _NUMBERS = ("int", "float", "bool", "Tensor", "float32", "float64", "int64")
 
 
@@ -66,7 +68,9 @@ def kind_of(step: Step, traces: Sequence[Trace], pair: tuple[int, int], statemen
         return OriginKind.OTHER_RANKS_FILE
     if kind is not OriginKind.UNKNOWN and not (kind is OriginKind.RANDOM and draws_alike):
         return kind
-    if any(value.type in {"set", "frozenset"} for _, value in execution.reads):
+    statement = statements.at(trace.place(number))
+    sets = [name for name, value in execution.reads if value.type in _SETS]
+    if any(statement is None or not _only_searches(statement, name) for name in sets):
         return OriginKind.HASH_ORDER
     if names_rank(text) and any(other == str(trace.rank) for other in _values(execution)):
         return OriginKind.RANK
@@ -83,6 +87,38 @@ def _draws_alike(step: Step, traces: Sequence[Trace], pair: tuple[int, int]) -> 
         for number, trace in zip(step.executions, pair, strict=True)
     )
     return bool(first) and first == second
+
+
+def _only_searches(statement: ast.AST, name: str) -> bool:
+    """Return whether a statement only looks something up in a set, sorts it or counts it, which shows no order."""
+    ordered: set[ast.AST] = set()
+    for node in ast.walk(statement):
+        if isinstance(node, ast.Compare) and all(isinstance(operator, ast.In | ast.NotIn) for operator in node.ops):
+            ordered.update(node.comparators)
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in _ORDER_FREE:
+            ordered.update(node.args)
+    return all(node in ordered for node in ast.walk(statement) if _is_read(node, name))
+
+
+def can_show_order(step: Step, traces: Sequence[Trace], pair: tuple[int, int], statements: Statements) -> bool:
+    """Return whether the order of the set that a step assigned can matter: not if its function only searches in it.
+
+    A value that the function does not use again, or that is no set, is assumed to be used in its order elsewhere.
+    """
+    side, execution = step.execution
+    trace = traces[pair[side]]
+    members = trace.members[trace.activation_of[execution]][trace.position[execution] + 1 :]
+    readers = [at for at in members if step.name in dict(trace.executions[at].reads)]
+    values = (value for name, value in trace.executions[execution].writes if name == step.name)
+    if not readers or not any(value.type in _SETS for value in values):
+        return True
+    found = (statements.at(trace.place(at)) for at in readers)
+    return any(statement is None or not _only_searches(statement, step.name) for statement in found)
+
+
+def _is_read(node: ast.AST, name: str) -> bool:
+    is_name = isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Load)
+    return is_name and ast.unparse(node) == name
 
 
 def is_number(value: Value) -> bool:
