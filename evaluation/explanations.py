@@ -1,7 +1,7 @@
-"""Run `nsa-harness why` on the faulty programs of a round, and score the lines that it names.
+"""Run each program of a round once, run `nsa-harness why` on the faulty ones, and score both answers.
 
 Each program runs from a copy in a folder whose name tells nothing. An answer is stored once in why.jsonl of the round,
-with the Python version of the ranks. Programs that pass in spite of their fault are left out.
+with the Python version of the ranks. Rows of rounds 5 to 10 have no answer of the first run, except its line.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from evaluation.launching import Place, Ran, harness, scratch
-from evaluation.scoring import LINES_OFF, Truth, interval, paragraph, share
+from evaluation.scoring import LINES_OFF, Truth, compare, interval, paragraph, share
 from evaluation.strangers import ROUNDS, truth_of, truths
+from nsa_harness.commands.misdiagnosis import answer_values
 
 FILE = "why.jsonl"
 HEALTHY_FILE = "why_healthy.jsonl"
@@ -47,34 +48,42 @@ run_one(replace(spec, env=(*spec.env, *RECORDED.env), python=python or spec.pyth
 """
 # Row labels of accuracy.md.
 LABELS = {
+    "verdict": "the verdict of the first run is right",
+    "false HANG": "a healthy program is called a HANG",
+    "rank": "the culprit rank of the first run is right",
+    "cause": "the cause of the first run is right",
     "run": "the line of the first run is right",
     "first": "the first line that `why` names is right",
     "first three": "one of the first three lines is right",
     "certain": "an experiment proved the line",
     "certain and wrong": "an experiment proved a line that is wrong",
+    "silent": "one of the first three lines is right, of programs that train wrongly but end well",
 }
+ANSWER = ("verdict", "cause", "ranks", "file", "line", "confidence", "beside")
+_NOTHING_EXPLAINED: dict[str, Any] = {"division": None, "candidates": [], "notes": []}
+_ALWAYS = ("certain and wrong",)  # labels shown although no program counts
+FIRST_RUN = ("verdict", "rank", "cause")
 
 
 def run(home: Path, out: Path, jobs: int, python: str | None) -> Iterator[str]:
-    """Explain every failing program of a round that has no answer of this Python version yet."""
+    """Run every program of a round that has no answer of this Python version yet, and explain the faulty ones."""
     file = home / FILE
     version = _version(python)
     done = {row["program"] for row in rows_in(home) if row["python"] == version}
-    chosen = [one for one in truths(home) if not one["healthy"] and one["verdict"] != "PASS"]
 
     def explained(stored: dict[str, Any]) -> dict[str, Any]:
         reports = out / version / stored["program"].replace("/", "__")
         return {"program": stored["program"], "python": version, **_explained(home, stored, reports, python)}
 
     with ThreadPoolExecutor(jobs) as pool, file.open("a") as lines:
-        for row in pool.map(explained, (stored for stored in chosen if stored["program"] not in done)):
+        for row in pool.map(explained, (stored for stored in truths(home) if stored["program"] not in done)):
             lines.write(json.dumps(row, sort_keys=True) + "\n")
             lines.flush()
             yield f"{row['program']} {row['verdict']} {row['result']} {row['run']} {row['candidates'][:FIRST_THREE]}"
 
 
 def _explained(home: Path, stored: Mapping[str, Any], reports: Path, python: str | None) -> dict[str, Any]:
-    """Return the line of a first run, and what `why` says of this run."""
+    """Return the answer of a first run, and what `why` says of this run if the program has a fault."""
     program = home / stored["program"]
     interpreter = [f"--python={python}"] if python else []
     with scratch(program.parent) as place:
@@ -86,9 +95,13 @@ def _explained(home: Path, stored: Mapping[str, Any], reports: Path, python: str
         report = _only(reports.resolve(), "*/report.json")
         outcome = next(outcome for outcome in report["outcomes"] if outcome["final"])
         line = (outcome["culprit"] or {}).get("place")
-        row = {"verdict": outcome["verdict"], "run": _line(line, place), "run_s": round(first.seconds, 1)}
-        if outcome["verdict"] not in ("HANG", "FAIL"):
-            return row | {"result": "not failed", "candidates": [], "certain": False, "runs": 0, "why_s": 0.0}
+        answer = {name: value for name, value in answer_values(outcome, str(place.folder)).items() if name in ANSWER}
+        row = {
+            "verdict": outcome["verdict"], "run": _line(line, place), "run_s": round(first.seconds, 1), "answer": answer
+        }  # fmt: skip
+        if stored["healthy"] or (outcome["verdict"] == "PASS" and stored["verdict"] != "PASS"):
+            result = "healthy" if stored["healthy"] else "not failed"
+            return row | {"result": result, "candidates": [], "certain": False, "runs": 0, "why_s": 0.0}
         run_directory = next(reports.resolve().glob("*/report.json")).parent
         answers = reports.resolve().with_name(reports.name + "__why")
         ran = place.ran([harness(), "why", str(run_directory), f"--out={answers}"], LIMIT_S, OMP_NUM_THREADS="1")
@@ -127,7 +140,9 @@ def _recorded(home: Path, stored: Mapping[str, Any], reports: Path, python: str 
         words = [str(reports.resolve()), name, str(stored["ranks"]), python or "", *stored["args"]]
         ran, recorded = _with_losses(place, [sys.executable, "-c", RECORD, *words])
         outcome = _only(reports, "*/report.json")["outcomes"][0]
-        explanation = _only(reports, "*/*/explanation.json")
+        # A run that passes has an explanation only if replicas of its model differ.
+        explained = list(reports.glob("*/*/explanation.json"))
+        explanation = json.loads(explained[0].read_text()) if explained else _NOTHING_EXPLAINED
         division = explanation["division"] and _line(explanation["division"]["place"], place)
         candidates = [[*_line(one["place"], place), one["kind"]] for one in explanation["candidates"]]
     same: bool | None = recorded == losses
@@ -216,15 +231,26 @@ def _hits(truth: Truth, lines: Sequence[Sequence[Any]]) -> bool:
 
 
 def judged(stored: Mapping[str, Any], row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return which of the named lines are right. The program's truth names at least one line."""
+    """Return what is right of an answer. None: the truth or the row has nothing to compare."""
     truth = truth_of(stored)
-    right = {
+    first = row.get("answer")
+    right = compare(truth, first) if first else {}
+    three = _hits(truth, row["candidates"][:FIRST_THREE])
+    lines: dict[str, bool | None] = {
         "run": _hits(truth, [row["run"]]),
         "first": _hits(truth, row["candidates"][:1]),
-        "first three": _hits(truth, row["candidates"][:FIRST_THREE]),
+        "first three": three,
         "certain": row["certain"],
+        "certain and wrong": row["certain"] and not _hits(truth, row["candidates"][:1]),
     }
-    return {"program": stored["program"], **right, "certain and wrong": row["certain"] and not right["first"]}
+    asks_lines = bool(truth.places) and not truth.silent
+    return {
+        "program": stored["program"],
+        **{part: right.get(part) for part in FIRST_RUN},
+        "false HANG": row["verdict"] == "HANG" if stored["healthy"] else None,
+        **(lines if asks_lines else dict.fromkeys(lines)),
+        "silent": three if truth.silent and truth.places else None,
+    }
 
 
 def figures(home: Path) -> dict[str, dict[str, str]]:
@@ -232,16 +258,16 @@ def figures(home: Path) -> dict[str, dict[str, str]]:
     known = {stored["program"]: stored for stored in truths(home)}
     by_version: dict[str, list[dict[str, Any]]] = {}
     for row in rows_in(home):
-        if known[row["program"]]["lines"]:
-            by_version.setdefault(row["python"], []).append(judged(known[row["program"]], row))
+        by_version.setdefault(row["python"], []).append(judged(known[row["program"]], row))
     return {version: _figures(rows) for version, rows in sorted(by_version.items())}
 
 
 def _figures(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    counts = {label: share(row[label] for row in rows) for label in ("run", "first", "first three", "certain")}
+    counts = {label: share(row[label] for row in rows) for label in LABELS}
     sure = Counter(row["certain and wrong"] for row in rows if row["certain"])
     wrong = f"{sure[True]} of {sure.total()} (95 % interval {interval(sure[True], sure.total())})"
-    return counts | {"certain and wrong": wrong if sure else "0 of 0"}
+    counts["certain and wrong"] = wrong if sure else "0 of 0"
+    return {label: "-" if count == "0 of 0" and label not in _ALWAYS else count for label, count in counts.items()}
 
 
 def report(home: Path) -> str:
@@ -254,10 +280,14 @@ def report(home: Path) -> str:
     ]
     for row in rows_in(home):
         stored = known[row["program"]]
-        if stored["lines"] and not judged(stored, row)["first three"]:
+        right = judged(stored, row)
+        if right["first three"] is False or right["silent"] is False:
             texts.append(
                 f"missed by {row['python']}: {row['program']} {row['result']} {row['candidates'][:FIRST_THREE]}"
             )
+        wrong = [part for part in FIRST_RUN if right[part] is False]
+        if wrong:
+            texts.append(f"first run wrong in {', '.join(wrong)}: {row['program']} {row['answer']}")
     return "\n".join(texts)
 
 
@@ -272,6 +302,7 @@ def section() -> list[str]:
     ]
     if not columns:
         return []
+    shown = {name: label for name, label in LABELS.items() if any(counts[name] != "-" for _, counts in columns)}
     return [
         "## Lines that `nsa-harness why` names",
         "",
@@ -292,7 +323,7 @@ def section() -> list[str]:
         "",
         f"| part of the answer | {' | '.join(head for head, _ in columns)} |",
         f"| --- |{' ---: |' * len(columns)}",
-        *(f"| {label} | {' | '.join(counts[name] for _, counts in columns)} |" for name, label in LABELS.items()),
+        *(f"| {label} | {' | '.join(counts[name] for _, counts in columns)} |" for name, label in shown.items()),
         "",
         *healthy_paragraph(),
     ]

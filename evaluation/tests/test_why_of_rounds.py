@@ -50,3 +50,27 @@ def test_a_line_is_right_if_it_is_at_most_two_lines_from_a_line_that_fixes_the_b
     assert counts["certain and wrong"].startswith(f"{wrong} of {int(rows['certain'])}")
     assert ("missed by 3.11" in explanations.report(home)) == (not three)
     assert any(f"| {first} of 1 |" in line for line in explanations.section())
+
+
+def first_run(verdict: str, cause: str | None, ranks: list[int]) -> dict[str, Any]:
+    return {"verdict": verdict, "cause": cause, "ranks": ranks, "file": None, "line": None, "confidence": 0.9,
+            "beside": []}  # fmt: skip
+
+
+def test_the_first_run_is_scored_and_a_hang_of_a_healthy_program_is_counted(home: Path) -> None:
+    healthy = {**STORED, "program": "p1/a/train.py", "healthy": True, "verdict": "PASS", "family": "none",
+               "guilty": [], "lines": []}  # fmt: skip
+    silent = {**STORED, "program": "p2/b/train.py", "verdict": "PASS", "family": "silent",
+              "lines": [{"file": "p2/b/lib/data.py", "from": 20, "to": 22}]}  # fmt: skip
+    (home / "teams" / "truth.json").write_text(json.dumps([STORED, healthy, silent]))
+    rows = [
+        {**row(("lib/data.py", 21)), "answer": first_run("HANG", "rank0_only_collective", [0])},
+        {**row(), "program": "teams/p1/a/train.py", "answer": first_run("HANG", None, [])},
+        {**row(("lib/data.py", 21)), "program": "teams/p2/b/train.py", "verdict": "PASS",
+         "answer": first_run("PASS", None, [])},
+    ]  # fmt: skip
+    (home / explanations.FILE).write_text("".join(json.dumps(stored) + "\n" for stored in rows))
+    counts = explanations.figures(home)["3.11"]
+    assert (counts["verdict"], counts["rank"], counts["cause"]) == ("2 of 3", "0 of 1", "1 of 1")
+    assert (counts["false HANG"], counts["first"], counts["silent"]) == ("1 of 1", "1 of 1", "1 of 1")
+    assert "first run wrong in verdict: teams/p1/a/train.py" in explanations.report(home)
