@@ -485,6 +485,44 @@ def test_a_handler_of_an_exception_of_one_rank_is_the_origin_unless_a_number_dif
     assert [one.origin for one in own(raised, parts_at=division(IN_TRY, ways=ways[:1]))] == []
 
 
+AFTER_CALL = at(3)
+SKIPPING = """\
+def step(model, x):
+    loss = model(x)
+    return loss.mean()
+def fit(model, data):
+    for x in data:
+        try:
+            step(model, x)
+        except {}:
+            skipped(x)
+"""
+
+
+@pytest.mark.parametrize(
+    ("clause", "error"),
+    [
+        ("ValueError", "ValueError"), ("(BadSample, KeyError) as failure", "KeyError"), ("", "Exception"),
+        ("BadSample", ""), ("UnicodeDecodeError", ""),
+    ],
+)  # fmt: skip
+def test_an_exception_that_one_rank_skips_is_shared_if_it_can_be_raised_without_code_of_the_program(
+    clause: str, error: str
+) -> None:
+    def shared(python: tuple[int, int] = (3, 12), last: Place | None = AFTER_CALL) -> list[PlannedExperiment]:
+        parts = division(2, ways=(((0,), None), ((1,), last)), shown=[values("text", "'a'", "'b'")], occurrence=5)
+        known = explanation(candidate(9, OriginKind.EXCEPTION, ranks=(0,)), parts_at=parts)
+        recordings = [RankRecording(rank, 2, python) for rank in (0, 1)]
+        found = plan_experiments(known, {FILE: SKIPPING.format(clause)}, recordings)
+        return [one for one in found if one.kind is ExperimentKind.SHARE_EXCEPTION]
+
+    assert [told(one, "kind", "line", "from", "error", "handler", "ranks") for one in shared()] == [
+        ["raise", 2, 5, error, 8, [0, 1]] for _ in range(bool(error))
+    ]
+    assert [(one.origin and one.origin.place.line, one.proves_origin) for one in shared()] == [(8, True)][: bool(error)]
+    assert shared(python=(3, 11)) == shared(last=None) == []
+
+
 def test_a_branch_that_tensors_decide_is_forced_both_ways() -> None:
     decides = candidate(IMAGE, OriginKind.CALL, "", ranks=(1,), shown=values("has_image", *TENSORS))
     found = own(decides)

@@ -445,6 +445,35 @@ main()
     assert told(events) == [("changed", 1, "")]
 
 
+SKIPPED = f"""{RANK}
+def load(step):
+    value = 1 // (step + rank - 1) #at
+    return value
+def main():
+    for step in range({{steps}}):
+        try:
+            print(load(step))
+        except ArithmeticError:
+            print('skipped')
+main()
+"""
+
+
+def test_an_exception_of_one_rank_is_raised_on_the_others_after_the_same_statement(job: Ranks) -> None:
+    if job.python == sys.executable:
+        pytest.skip("Python 3.11 reports nothing more after an exception out of a trace function")
+    settings = {"kind": "raise", "error": "ArithmeticError", "handler": 10, "ranks": [0, 1], "from": 2}
+    outputs, events = job.run(SKIPPED.format(steps=2), settings)
+    assert outputs == ["-1\nskipped", "skipped\nskipped"]
+    assert told(events) == [("published", 2, ""), ("changed", 2, "")]
+    outputs, events = job.run(SKIPPED.format(steps=3), settings | {"from": 3})
+    assert outputs == ["-1\nskipped\n1", "skipped\n1\n0"]
+    assert told(events) == [("published", 3, ""), ("equal", 3, "")]
+    outputs, events = job.run(SKIPPED.format(steps=2), settings | {"control": True})
+    assert outputs == ["-1\nskipped", "skipped\n1"]
+    assert told(events) == [("published", 2, "")]
+
+
 @pytest.mark.parametrize(
     ("program", "reason"),
     [

@@ -50,7 +50,12 @@ class Tracer:
             return
 
         def on_line(code: Any, line: int) -> Any:
-            return self.before(sys._getframe(1), line) if code.co_filename == PROGRAM else monitoring.DISABLE
+            if code.co_filename != PROGRAM:
+                return monitoring.DISABLE
+            self.before(sys._getframe(1), line)
+            if (error := self.experiment.take_error()) is not None:
+                raise error
+            return None
 
         def on_end(code: Any, *_event: object) -> None:
             if code.co_filename == PROGRAM:

@@ -8,6 +8,7 @@ ends. An experiment has one intervention, which is one of these kinds:
     scalar     the value of a name becomes that of the reference rank
     length     a sequence is cut to its length on the reference rank
     branch     the next statement becomes that of the reference rank
+    raise      an exception that one rank raises in a statement is raised after it on the others (Python >= 3.12)
     hash_seed  PYTHONHASHSEED is set, so that sets have the same order on all ranks
 
 The reference rank publishes its values during the run, in a file of the probe directory. Whatever was applied, found
@@ -18,6 +19,7 @@ the same way and then changes nothing, which shows whether the waiting alone let
 from __future__ import annotations
 
 import _thread
+import builtins
 import json
 import marshal
 import os
@@ -44,6 +46,7 @@ from .assignment import (
 from .safe_attributes import MISSING
 
 Action = Callable[[FrameType, int], int]  # with the frame and its next line, 0 = it ended; returns as `before`
+_Occurrence = int | tuple[int, int]  # of a statement, alone or with the rank that publishes a value
 
 _WAIT_S = 60.0  # for the value of the reference rank
 _POLL_S = 0.002
@@ -67,6 +70,9 @@ class Experiment:
         self._is_after: bool = settings.get("after", False)
         self._is_temporary: bool = settings.get("temporary", False)
         self._is_control: bool = settings.get("control", False)
+        self._error: str = settings.get("error", "")  # name of a builtin exception
+        self._handler: int = settings.get("handler", 0)
+        self._errors: dict[int, Exception] = {}  # by thread: what its current event has to raise
         self._is_extra_draw = self._kind == "undo" and not self._path
         self._lines = {self._at[1], *(line for _, line in self._callers)}
         self._files: dict[CodeType, str] = {}
@@ -137,6 +143,8 @@ class Experiment:
         elif place == self._at and occurrence >= self._from:
             if self._kind == "branch":
                 self._wait_for_next(frame, lambda frame, line: self._follow(frame, line, occurrence))
+            elif self._kind == "raise":
+                self._wait_for_next(frame, lambda _, line: self._raise_alike(line, occurrence))
             elif self._kind == "generator":
                 self._share_generators(frame, occurrence)
             elif self._is_after:
@@ -310,11 +318,31 @@ class Experiment:
             self._refuse(occurrence, error)
             return 0
 
-    def _publish(self, occurrence: int, value: object) -> None:
-        self._channel.publish(occurrence, value)
-        self._log.note("published", occurrence)
+    def _raise_alike(self, line: int, occurrence: int) -> int:
+        """Exchange which ranks have raised an exception in the statement, and prepare it on the others."""
+        has_raised = line in (0, self._handler)
+        self._publish((occurrence, self._rank), has_raised)
+        try:
+            others = [self._receive((occurrence, rank)) for rank in self._ranks if rank != self._rank]
+        except Refusal as error:
+            self._log.note("refused", occurrence, str(error))
+            return 0
+        if has_raised or not any(others):
+            self._log.note("equal", occurrence)
+        elif not self._is_control:
+            self._errors[_thread.get_ident()] = getattr(builtins, self._error)("raised on another rank")
+            self._log.note("changed", occurrence, "", None, self._error)
+        return 0
 
-    def _receive(self, occurrence: int) -> Any:
+    def take_error(self) -> Exception | None:
+        """Return the exception that the current event of this thread has to raise in the program, and forget it."""
+        return self._errors.pop(_thread.get_ident(), None) if self._errors else None
+
+    def _publish(self, occurrence: _Occurrence, value: object) -> None:
+        self._channel.publish(occurrence, value)
+        self._log.note("published", occurrence if isinstance(occurrence, int) else occurrence[0])
+
+    def _receive(self, occurrence: _Occurrence) -> Any:
         try:
             value = self._channel.receive(occurrence)
         except TimeoutError as error:
@@ -340,17 +368,17 @@ class _Channel:
         self._wait_s = wait_s
         self._published = 0
         self._offset = 0
-        self._values: dict[int, Any] = {}
+        self._values: dict[_Occurrence, Any] = {}
         self._is_over = False
 
-    def publish(self, occurrence: int, value: Any) -> None:
+    def publish(self, occurrence: _Occurrence, value: Any) -> None:
         self._published += 1
         if self._published > _MAX_PUBLISHED:
             return
         body = marshal.dumps((occurrence, value, self._published == _MAX_PUBLISHED))
         _append(self._path, len(body).to_bytes(4, "little") + body)
 
-    def receive(self, occurrence: int) -> Any:
+    def receive(self, occurrence: _Occurrence) -> Any:
         """Return the published value, None if the reference rank has none, or raise TimeoutError."""
         deadline = time.monotonic() + self._wait_s
         while occurrence not in self._values:

@@ -61,11 +61,14 @@ class Monitor:
         recorder, frame_of = self.recorder, sys._getframe
 
         def on_event(code: Any, *arguments: Any) -> Any:
+            result = None
             try:
-                return action(code, frame_of(1), arguments[-1])
+                result = action(code, frame_of(1), arguments[-1])
             except Exception as error:
                 recorder.fail(error)
-                return None
+            if recorder.experiment is not None and (shared := recorder.experiment.take_error()) is not None:
+                raise shared
+            return result
 
         return on_event
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import json
 import re
 from collections import Counter
@@ -20,7 +21,15 @@ from nsa_harness.core.recording.explanation import (
     RankValues,
 )
 from nsa_harness.core.recording.recording import Execution, RankRecording, executions_of
-from nsa_harness.core.recording.source_statements import LOOPS, Path, Statement, called_names, path_of, statement_at
+from nsa_harness.core.recording.source_statements import (
+    LOOPS,
+    Path,
+    Statement,
+    called_names,
+    except_clause,
+    path_of,
+    statement_at,
+)
 from nsa_harness.core.report import Place
 
 MAX_OF_ORIGIN = 4  # experiments that test an origin
@@ -43,7 +52,7 @@ def plan_experiments(
     Experiments that test an origin come before those that only test the decision.
     """
     division, order = explanation.division, list(ExperimentKind)
-    handler = _handler(division, sources) if division is not None else None
+    handler = _handler(division, explanation.candidates, sources) if division is not None else None
     origins = [
         planned
         for index, candidate in enumerate(explanation.candidates)
@@ -57,6 +66,8 @@ def plan_experiments(
         origins += [
             replace(planned, is_of_decision=True, origin=made) for planned in _for_candidate(0, made, division, sources)
         ]
+    if division is not None and handler is not None and recordings and min(one.python for one in recordings) >= (3, 12):
+        origins += _with_same_exception(division, handler, sources)
     # A difference by chance from which no recorded value leads to the failure has no chain, and is tested last.
     chains = [candidate.chain for candidate in explanation.candidates]
     origins.sort(
@@ -323,27 +334,51 @@ def _for_candidate(
         yield force(occurrence=candidate.occurrence)
 
 
-def _handler(division: Division, sources: Mapping[str, str]) -> Candidate | None:
+def _handler(division: Division, candidates: Sequence[Candidate], sources: Mapping[str, str]) -> Candidate | None:
     """Return the `except` clause in which some ranks went on from a division, unless a number made them differ.
 
-    Without a number that differs, the exception came from the rank's own data, and no rank knows of it but this one.
+    Without a number that differs, the exception came from the rank's own data, and no other rank knows of it. The
+    clause can also be in a calling function, where one of the `candidates` is.
     """
-    statement = statement_at(division.place, sources)
-    handlers = {
-        handler.lineno
-        for parent in (statement.parents if statement is not None else ())
-        if isinstance(parent, ast.Try)
-        for handler in parent.handlers
-    }
     has_number = any(
-        len(texts := {text for _, text in value.values}) > 1 and all(map(_is_scalar, texts))
+        len(texts := {text for _, text in value.values}) > 1
+        and all(map(_is_scalar, texts))
+        and "'" not in "".join(texts)
         for value in division.values
         if len(value.values) == sum(len(ranks) for ranks, _ in division.ways)
     )
-    for ranks, place in division.ways if not has_number else ():
-        if place is not None and place.line in handlers and len(division.ways) > 1:
-            return Candidate(place=place, kind=OriginKind.EXCEPTION, ranks=ranks, is_provable=True)
+    for ranks, place in division.ways if not has_number and len(division.ways) > 1 else ():
+        handled = [one.place for one in candidates if one.kind is OriginKind.EXCEPTION and {*one.ranks} <= {*ranks}]
+        for within in [place] if place is not None else handled:
+            clause = except_clause(within, sources)
+            if clause is not None and (place is None or clause.lineno == place.line):
+                origin = replace(within, line=clause.lineno, text=None)
+                return Candidate(place=origin, kind=OriginKind.EXCEPTION, ranks=ranks, is_provable=True)
     return None
+
+
+def _with_same_exception(
+    division: Division, handler: Candidate, sources: Mapping[str, str]
+) -> Iterator[PlannedExperiment]:
+    """Yield the experiment in which every rank that did not raise the exception of a rank raises it after the division.
+
+    Exceptions of the program's own classes cannot be made without running its code.
+    """
+    clause = except_clause(handler.place, sources)
+    types = [ast.Name("Exception")] if clause is None or clause.type is None else list(ast.walk(clause.type))
+    names = [node.id for node in types if isinstance(node, ast.Name) and _can_be_raised(node.id)]
+    ranks = tuple(sorted({rank for ranks, _ in division.ways for rank in ranks}))
+    if names and all(place is not None or ranks == handler.ranks for ranks, place in division.ways):
+        plan = partial(_planned, 0, division.place, ExperimentKind.SHARE_EXCEPTION, is_of_decision=True)
+        planned = plan(reference=handler.ranks[0], ranks=ranks, occurrence=division.occurrence, origin=handler)
+        error = {"error": names[0], "handler": handler.place.line}
+        yield replace(planned, instruction={**planned.instruction, **error})
+
+
+def _can_be_raised(name: str) -> bool:
+    """Return whether a builtin exception needs no arguments but a message."""
+    found = getattr(builtins, name, None)
+    return isinstance(found, type) and issubclass(found, Exception) and not issubclass(found, UnicodeError)
 
 
 def _guard(statement: Statement | None) -> ast.If | None:
@@ -417,6 +452,7 @@ _INSTRUCTIONS = {
     ExperimentKind.SHARE_GENERATOR: "generator",
     ExperimentKind.EQUAL_LENGTH: "length",
     ExperimentKind.SET_VALUE: "scalar",
+    ExperimentKind.SHARE_EXCEPTION: "raise",
     ExperimentKind.FORCE_BRANCH: "branch",
 }
 

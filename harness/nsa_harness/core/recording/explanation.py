@@ -94,6 +94,7 @@ class ExperimentKind(StrEnum):
     SHARE_GENERATOR = "share_generator"  # give all ranks the generator state of one rank
     EQUAL_LENGTH = "equal_length"  # cut a sequence of all ranks to the length that it has on one rank
     SET_VALUE = "set_value"  # give all ranks the value of one rank
+    SHARE_EXCEPTION = "share_exception"  # raise the exception of one rank on all ranks
     FORCE_BRANCH = "force_branch"  # let all ranks go the way of one rank; at the division, this proves no origin
 
 

@@ -50,6 +50,15 @@ def statement_at(place: Place | None, sources: Mapping[str, str]) -> Statement |
     return _statements(sources[place.file]).get(place.line)
 
 
+def except_clause(place: Place, sources: Mapping[str, str]) -> ast.ExceptHandler | None:
+    """Return the innermost `except` clause around a line, or None if there is none."""
+    line, text = place.line or 0, sources.get(place.file or "", "")
+    tries = {parent for statement in _statements(text).values() for parent in (*statement.parents, statement.node)}
+    clauses = [clause for node in tries if isinstance(node, ast.Try) for clause in node.handlers]
+    around = [clause for clause in clauses if clause.lineno <= line <= (clause.end_lineno or 0)]
+    return max(around, key=lambda clause: clause.lineno, default=None)
+
+
 def called_names(statement: Statement | None) -> Iterator[str]:
     """Yield the names of the functions and methods that a statement itself calls, in lower case."""
     for node in ast.walk(statement.node) if statement is not None else ():
