@@ -206,6 +206,57 @@ def test_what_a_function_returns_by_a_number_is_the_origin_unless_a_number_diffe
     assert returned.is_provable == is_origin
 
 
+COUNTED = """\
+rows = cut(len(docs))
+
+
+
+ids = pack(rows)
+
+
+
+seen = count(ids)
+
+
+
+if seen > 9:
+    all_reduce()
+barrier()
+"""
+
+
+@pytest.mark.parametrize("kind", ["Tensor", "list"])
+def test_a_number_of_a_tensor_is_the_origin_although_the_data_in_the_tensor_differed_before(kind: str) -> None:
+    def counting(rank: int) -> RankRecording:
+        rows = Thing(3, "list", f"{3 + rank} items crc {rank}")
+        ids = Thing(4, kind, f"int64 [4] crc {rank}")
+        made = [at(1, writes={"rows": rows}), at(5, reads={"rows": rows}, writes={"ids": ids})]
+        counted = at(9, reads={"ids": ids}, writes={"seen": 9 + rank})
+        last = at(14, op(returned=False)) if rank else at(15, op("barrier", returned=False))
+        return recorded(rank, main(*made, counted, at(13, reads={"seen": 9 + rank}), last, ended=False))
+
+    found = candidate_at(explained(COUNTED, counting(0), counting(1)), 9)
+    assert (found.kind, found.name) == (OriginKind.MISSING_REDUCTION, "seen")
+    assert found.is_provable == (kind == "Tensor")
+
+
+@pytest.mark.parametrize("before", ["tensor", "number", "communication"])
+def test_a_number_that_decides_at_once_is_the_origin_if_nothing_but_data_differed_before(before: str) -> None:
+    def routed(rank: int) -> RankRecording:
+        inbox = 4 + rank if before == "number" else Thing(4, "Tensor", f"float32 [{4 + rank}, 2] crc {rank}")
+        made = at(1, writes={"inbox": inbox})
+        load = at(8, reads={"inbox": inbox}, writes={"load": rank * 5})
+        made_equal = [op()] if before == "communication" else []
+        decides = at(9, *made_equal, reads={"load": rank * 5})
+        last = at(10, op("recv", returned=False)) if rank else at(11, op(returned=False))
+        return recorded(rank, main(made, load, decides, last, ended=False))
+
+    source = "inbox = receive()\n\n\n\n\n\n\nload = count(inbox)\nif load == 0:\n    fetch()\nall_reduce()\n"
+    found = candidate_at(explained(source, routed(0), routed(1)), 9)
+    assert found.kind is OriginKind.MISSING_REDUCTION
+    assert found.is_provable == (before == "tensor")
+
+
 def test_an_extra_draw_and_a_hash_are_named_even_if_no_value_leads_from_them() -> None:
     def drawing(rank: int) -> RankRecording:
         extra = (

@@ -373,7 +373,9 @@ class Candidates:
             if values is not None:
                 others = tuple(other for other in at_division.values if other.name != values.name)
                 kind, name = OriginKind.MISSING_REDUCTION, values.name
-                return replace(at_division, kind=kind, name=name, values=(values, *others))
+                is_provable = self._facts.is_decided_by_data(judged.row, steps, judged.pair)
+                values_first = (values, *others)
+                return replace(at_division, kind=kind, name=name, values=values_first, is_provable=is_provable)
         return at_division
 
     def _of_steps(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import takewhile
 
 from nsa_harness.core.recording.alignment import Alignment, Row
 from nsa_harness.core.recording.explanation import OriginKind, RankValues
@@ -70,8 +71,9 @@ class Provability:
         """Return whether the difference in a step can come from more than the number and the data of a rank.
 
         `steps`: the whole slice. A number that differs before the step, or an earlier difference of another kind, makes
-        the step an effect. A random draw is one only after a leak. What depends on the number of the rank is data of
-        the rank, which rightly differ, unless only numbers lead from there to the division.
+        the step an effect, unless the difference came through a tensor: tensors are data of the rank, which rightly
+        differ. A random draw is an effect only after a leak. What depends on the number of the rank is data of the rank
+        unless only numbers lead from there to the division.
         """
         place, kind = self.place_of(step, pair), self.kind(step, pair)
         if kind is OriginKind.RANK and any(at.name and self.decisive_number([at], pair) is None for at in uses(step)):
@@ -79,12 +81,38 @@ class Provability:
         for other in steps:
             if other.executions == step.executions or not any(at.executions == step.executions for at in uses(other)):
                 continue
-            if other.is_leak or (kind is not OriginKind.RANDOM and self.kind(other, pair) not in _OWN_DATA):
-                return True
-            is_near = self._statements.near(place, self.place_of(other, pair))
-            if kind is not OriginKind.RANDOM and not is_near and self.decisive_number([other], pair) is not None:
+            path = takewhile(lambda at: at.executions != step.executions, uses(other))
+            if other.is_leak or (kind is not OriginKind.RANDOM and self._is_before(other, path, place, pair)):
                 return True
         return False
+
+    def is_decided_by_data(self, row: Row, steps: Sequence[Step], pair: Pair) -> bool:
+        """Return whether the number that differs in a division comes from nothing but the data of the rank."""
+        trace, execution = self._traces[pair[0]], row[pair[0]]
+        place = trace.place(execution)
+        is_own = not any(other.is_leak or self._is_before(other, uses(other), place, pair) for other in steps)
+        return is_own and not self._communicates(trace, execution)
+
+    def _is_before(self, other: Step, path: Iterable[Step], place: Place, pair: Pair) -> bool:
+        """Return whether a difference began in `other`, from which a path of steps leads to a place."""
+        if any(self._is_tensor(step, pair) for step in (other, *path)):
+            return False
+        is_near = self._statements.near(place, self.place_of(other, pair))
+        is_number = not is_near and self.decisive_number([other], pair) is not None
+        return is_number or self.kind(other, pair) not in _OWN_DATA
+
+    def _is_tensor(self, step: Step, pair: Pair) -> bool:
+        """Return whether a step makes a tensor of several elements, as it is assigned or as the next step reads it."""
+        side, execution = step.execution
+        values = dict(self._traces[pair[side]].executions[execution].writes)
+        if step.previous is not None:
+            side, execution = step.previous.execution
+            values |= dict(self._traces[pair[side]].executions[execution].reads)
+        value = values.get(step.name)
+        return value is not None and value.type == "Tensor" and "[" in value.text
+
+    def _communicates(self, trace: Trace, execution: int) -> bool:
+        return any(execution == owner or execution in trace.outer(owner) for owner in trace.owners)
 
     def is_own_leak(self, step: Step, pair: Pair) -> bool:
         """Return whether only the number of the rank led to the extra call of a leak."""
@@ -104,7 +132,7 @@ class Provability:
         side, execution = step.execution
         trace = self._traces[pair[side]]
         if kind in MADE_OF_DATA:
-            return not any(execution == owner or execution in trace.outer(owner) for owner in trace.owners)
+            return not self._communicates(trace, execution)
         if kind is not OriginKind.LEAK:
             return kind in _PROVABLE
         slicer = self.slicer(pair)
