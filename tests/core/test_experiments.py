@@ -523,6 +523,19 @@ def test_an_exception_that_one_rank_skips_is_shared_if_it_can_be_raised_without_
     assert shared(python=(3, 11)) == shared(last=None) == []
 
 
+@pytest.mark.parametrize(("next_line", "is_after"), [(4, True), (8, False), (1, False)])
+def test_a_shared_exception_comes_before_the_statement_if_the_next_one_is_outside_of_the_try(
+    next_line: int, is_after: bool
+) -> None:
+    text = "for x in data:\n    try:\n        a = load(x)\n        b = load(a)\n    except ValueError:\n"
+    text += "        continue\n    else:\n        step(b)\n"
+    parts = division(3, ways=(((0,), at(5)), ((1,), at(next_line))), occurrence=5)
+    recordings = [RankRecording(rank, 2, (3, 12)) for rank in (0, 1)]
+    found = plan_experiments(explanation(parts_at=parts), {FILE: text}, recordings)
+    shared = [one for one in found if one.kind is ExperimentKind.SHARE_EXCEPTION]
+    assert [told(one, "after", "reference") for one in shared] == [[is_after, 0]]
+
+
 def test_a_branch_that_tensors_decide_is_forced_both_ways() -> None:
     decides = candidate(IMAGE, OriginKind.CALL, "", ranks=(1,), shown=values("has_image", *TENSORS))
     found = own(decides)

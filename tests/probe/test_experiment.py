@@ -462,7 +462,7 @@ main()
 def test_an_exception_of_one_rank_is_raised_on_the_others_after_the_same_statement(job: Ranks) -> None:
     if job.python == sys.executable:
         pytest.skip("Python 3.11 reports nothing more after an exception out of a trace function")
-    settings = {"kind": "raise", "error": "ArithmeticError", "handler": 10, "ranks": [0, 1], "from": 2}
+    settings = {"kind": "raise", "error": "ArithmeticError", "handler": 10, "ranks": [0, 1], "from": 2, "after": True}
     outputs, events = job.run(SKIPPED.format(steps=2), settings)
     assert outputs == ["-1\nskipped", "skipped\nskipped"]
     assert told(events) == [("published", 2, ""), ("changed", 2, "")]
@@ -472,6 +472,24 @@ def test_an_exception_of_one_rank_is_raised_on_the_others_after_the_same_stateme
     outputs, events = job.run(SKIPPED.format(steps=2), settings | {"control": True})
     assert outputs == ["-1\nskipped", "skipped\n1"]
     assert told(events) == [("published", 2, "")]
+
+
+def test_an_exception_that_would_not_be_caught_after_a_statement_is_raised_before_it(job: Ranks) -> None:
+    if job.python == sys.executable:
+        pytest.skip("Python 3.11 reports nothing more after an exception out of a trace function")
+    program = f"""{RANK}
+for step in range(2):
+    try:
+        value = 1 // (step + rank) #at
+    except ArithmeticError:
+        print('skipped')
+        continue
+    print(value)
+"""
+    settings = {"kind": "raise", "error": "ArithmeticError", "handler": 7, "ranks": [0, 1]}
+    outputs, events = job.run(program, settings)
+    assert outputs == ["skipped\n1", "skipped\n0"]
+    assert told(events) == [("changed", 1, ""), ("equal", 2, "")]
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,8 @@ ends. An experiment has one intervention, which is one of these kinds:
     scalar     the value of a name becomes that of the reference rank
     length     a sequence is cut to its length on the reference rank
     branch     the next statement becomes that of the reference rank
-    raise      an exception that one rank raises in a statement is raised after it on the others (Python >= 3.12)
+    raise      an exception that one rank raises in a statement is raised on the others (Python >= 3.12), after the
+               statement or, if the program would not catch it there, before it
     hash_seed  PYTHONHASHSEED is set, so that sets have the same order on all ranks
 
 The reference rank publishes its values during the run, in a file of the probe directory. Whatever was applied, found
@@ -143,8 +144,10 @@ class Experiment:
         elif place == self._at and occurrence >= self._from:
             if self._kind == "branch":
                 self._wait_for_next(frame, lambda frame, line: self._follow(frame, line, occurrence))
-            elif self._kind == "raise":
+            elif self._kind == "raise" and (self._is_after or self._rank == self._reference):
                 self._wait_for_next(frame, lambda _, line: self._raise_alike(line, occurrence))
+            elif self._kind == "raise":
+                self._raise_with(self._receive((occurrence, self._reference)), occurrence)
             elif self._kind == "generator":
                 self._share_generators(frame, occurrence)
             elif self._is_after:
@@ -323,16 +326,23 @@ class Experiment:
         has_raised = line in (0, self._handler)
         self._publish((occurrence, self._rank), has_raised)
         try:
-            others = [self._receive((occurrence, rank)) for rank in self._ranks if rank != self._rank]
+            others = [
+                self._receive((occurrence, rank)) for rank in self._ranks if rank != self._rank and self._is_after
+            ]
         except Refusal as error:
             self._log.note("refused", occurrence, str(error))
             return 0
-        if has_raised or not any(others):
+        if self._is_after:
+            self._raise_with(not has_raised and any(others), occurrence)
+        return 0
+
+    def _raise_with(self, others_raised: bool, occurrence: int) -> None:
+        """Prepare an exception for the current event of this thread, if it was raised on other ranks only."""
+        if not others_raised:
             self._log.note("equal", occurrence)
         elif not self._is_control:
             self._errors[_thread.get_ident()] = getattr(builtins, self._error)("raised on another rank")
             self._log.note("changed", occurrence, "", None, self._error)
-        return 0
 
     def take_error(self) -> Exception | None:
         """Return the exception that the current event of this thread has to raise in the program, and forget it."""

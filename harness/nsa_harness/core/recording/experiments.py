@@ -360,8 +360,9 @@ def _handler(division: Division, candidates: Sequence[Candidate], sources: Mappi
 def _with_same_exception(
     division: Division, handler: Candidate, sources: Mapping[str, str]
 ) -> Iterator[PlannedExperiment]:
-    """Yield the experiment in which every rank that did not raise the exception of a rank raises it after the division.
+    """Yield the experiment in which every rank that did not raise the exception of a rank raises it at the division.
 
+    They raise it after the statement of the division, unless the next one is no longer in the body of the `try`.
     Exceptions of the program's own classes cannot be made without running its code.
     """
     clause = except_clause(handler.place, sources)
@@ -370,6 +371,10 @@ def _with_same_exception(
     ranks = tuple(sorted({rank for ranks, _ in division.ways for rank in ranks}))
     if names and all(place is not None or ranks == handler.ranks for ranks, place in division.ways):
         plan = partial(_planned, 0, division.place, ExperimentKind.SHARE_EXCEPTION, is_of_decision=True)
+        line, last = division.place.line or 0, handler.place.line or 0
+        following = [place.line or 0 for ranks, place in division.ways if place is not None and ranks != handler.ranks]
+        is_called = all(place is None for ranks, place in division.ways if ranks == handler.ranks)
+        plan = partial(plan, is_after=is_called or all(line < one < last for one in following))
         planned = plan(reference=handler.ranks[0], ranks=ranks, occurrence=division.occurrence, origin=handler)
         error = {"error": names[0], "handler": handler.place.line}
         yield replace(planned, instruction={**planned.instruction, **error})
