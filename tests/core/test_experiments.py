@@ -479,6 +479,8 @@ def test_a_handler_of_an_exception_of_one_rank_is_the_origin_unless_a_number_dif
     assert kinds(found) == [f"force_branch {GUARD}", f"force_branch {IN_TRY}"]
     assert [told(one, "reference", "ranks") for one in found] == [[1, [0]], [1, [0]]]
     assert [one.origin and one.origin.place.line for one in found] == [HANDLER, None]
+    assert found[0].origin
+    assert found[0].origin.place.text == "except BadSample:"
     assert [one.proves_origin for one in found] == [True, False], "without the exception, or only past its handler"
     found = own(raised, parts_at=division(IN_TRY, ways=ways, shown=[values("mine", "3", "4")]))
     assert {(one.origin, one.proves_origin) for one in found} == {(None, False)}

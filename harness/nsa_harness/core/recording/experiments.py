@@ -352,7 +352,8 @@ def _handler(division: Division, candidates: Sequence[Candidate], sources: Mappi
         for within in [place] if place is not None else handled:
             clause = except_clause(within, sources)
             if clause is not None and (place is None or clause.lineno == place.line):
-                origin = replace(within, line=clause.lineno, text=None)
+                text = sources[within.file or ""].splitlines()[clause.lineno - 1].strip()
+                origin = replace(within, line=clause.lineno, text=text)
                 return Candidate(place=origin, kind=OriginKind.EXCEPTION, ranks=ranks, is_provable=True)
     return None
 
