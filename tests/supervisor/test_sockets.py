@@ -127,7 +127,7 @@ def test_a_busy_process_keeps_the_sockets_with_something_in_flight(monkeypatch: 
         for number in range(1, 500)
     }
     rows[499] = replace(rows[499], retransmits=4)
-    monkeypatch.setattr(descriptors, "_read_table", lambda _: rows)
+    monkeypatch.setattr(descriptors, "read_socket_table", lambda _: rows)
     kept = SocketTable(owners={}).sockets_of(os.getpid(), rows)
     assert (len(kept), kept[0].inode) == (64, 499)
 
@@ -138,7 +138,7 @@ def test_where_the_kernel_refuses_the_table_stays_and_the_reason_is_kept(
     def refused() -> Iterator[tuple[int, object]]:
         raise PermissionError(1, "Operation not permitted")
 
-    monkeypatch.setattr(descriptors, "_query_traffic", refused)
+    monkeypatch.setattr(descriptors, "query_traffic", refused)
     table = SocketTable(owners={})
     found = one_of(table, connection[0])
     assert (found.state, found.acked_bytes, found.received_bytes) == ("ESTABLISHED", None, None)

@@ -14,6 +14,7 @@ from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.diagnosis.engine import Diagnosis
 from nsa_harness.core.diagnosis.explanation import Explanation, OpenQuestion, json_facts
 from nsa_harness.core.diagnosis.stall_note import StalledRanks, StallNote
+from nsa_harness.core.evidence.network import UnansweredConnection, UnresolvedHost
 from nsa_harness.core.outcome.wording import Meshes, located_rank, shorten
 from nsa_harness.core.report import Finding, Outcome, Place, Trouble
 from nsa_harness.texts.causes import LEFT_OPEN, SHARED, remedy, sections, text_of
@@ -82,6 +83,17 @@ def stall_text(note: StallNote) -> str:
     parts = [*map(_stalled_text, note.stalled_ranks), *dict.fromkeys(possible_ends)]
     parts += [] if note.left_s is None else [f"HANG in {duration(note.left_s)} unless the run makes progress"]
     return "; ".join(parts)
+
+
+def unreachable_text(found: UnansweredConnection | UnresolvedHost) -> str:
+    """Say that nothing answers a connection, or that the host at which the ranks meet has no address."""
+    if isinstance(found, UnresolvedHost):
+        return f"the launcher asks for the host {shorten(found.host, 80)}, which has no address here: {found.error}"
+    who = "the launcher" if found.rank is None else ranks((found.rank,))
+    return (
+        f"{who} has been trying to connect to {found.peer} for {duration(found.waited_s)}, and nothing answers: a"
+        " firewall drops the packets, or no machine has this address"
+    )
 
 
 def _stalled_text(row: StalledRanks) -> str:

@@ -278,6 +278,7 @@ class Cause(StrEnum):
     MEMORY_GROWTH = replace(_SILENT, code="memory_growth", second_run=(SecondRun.GROWTH,))
     INPUT_BOUND = replace(_SILENT, code="input_bound")
     STRAGGLER = replace(_SILENT, code="straggler")
+    SLOW_LINK = replace(_SILENT, code="slow_link")
     GATE_COLLAPSE = replace(_SILENT, code="gate_collapse")
     PER_TOKEN_NODES = replace(_SILENT, code="per_token_nodes", certain_by=(_E.FACT,), reason_of="slow")
     QUADRATIC_COST = replace(_SILENT, code="quadratic_cost", certain_by=(_E.FACT,))

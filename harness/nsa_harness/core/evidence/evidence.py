@@ -13,6 +13,7 @@ from nsa_harness.core.evidence.coverage import Coverage
 from nsa_harness.core.evidence.gradients import BucketOrder, OrderDifference, RankTraces
 from nsa_harness.core.evidence.health_samples import HealthSamples, PrintedMessage
 from nsa_harness.core.evidence.host import Gpu, HostMemory, MemoryAtEvent, NcclInfo, Process, SentSignal
+from nsa_harness.core.evidence.network import Network
 from nsa_harness.core.plan import Limits
 from nsa_harness.core.report import Place, Trouble
 from nsa_harness.core.stored_keys import stored_as
@@ -509,6 +510,7 @@ class Evidence:
     last_lines: tuple[str, ...] = ()  # lines of the job's output that name an error, if no rank was observed
     signals: tuple[SentSignal, ...] = ()  # signals with a known sender
     memory: HostMemory | None = None
+    network: Network = field(default_factory=Network)
     program_records: tuple[dict[str, float | str], ...] = ()  # records of the shipped program, for its own rules only
     sources: tuple[Source, ...] = ()  # source text around the lines that this evidence names
     disk_full: str | None = None  # how the reaper noticed that the run's disk is full; None = it is not full

@@ -31,6 +31,11 @@ _INET_DIAG_INFO = 2
 # In struct tcp_info: bytes_acked and bytes_received, since Linux 4.1.
 _BYTES = struct.Struct("=QQ")
 _BYTES_AT = 120
+_RETRANSMITTED = struct.Struct("=I")
+_RETRANSMITTED_AT = 100
+# Microseconds with data to send, and those of them in which the peer's window was full, since Linux 4.10.
+_BUSY = struct.Struct("=QQ")
+_BUSY_AT = 168
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +44,9 @@ class TransferredBytes:
 
     acked_bytes: int
     received_bytes: int
+    retransmitted: int = 0  # number of segments
+    busy_s: float | None = None  # time with data to send; None = the kernel does not tell
+    peer_limited_s: float | None = None  # the part of this time in which the peer's window was full
 
 
 def parse_table(text: str) -> dict[int, Socket]:
@@ -111,7 +119,16 @@ def _read_tcp_info(attributes: bytes) -> TransferredBytes | None:
         for kind, info in _messages(attributes, _ATTRIBUTE):
             if kind == _INET_DIAG_INFO and len(info) >= _BYTES_AT + _BYTES.size:
                 acked_bytes, received_bytes = _BYTES.unpack_from(info, _BYTES_AT)
-                return TransferredBytes(acked_bytes=acked_bytes, received_bytes=received_bytes)
+                (retransmitted,) = _RETRANSMITTED.unpack_from(info, _RETRANSMITTED_AT)
+                tells_busy = len(info) >= _BUSY_AT + _BUSY.size
+                busy_us, limited_us = _BUSY.unpack_from(info, _BUSY_AT) if tells_busy else (None, None)
+                return TransferredBytes(
+                    acked_bytes=acked_bytes,
+                    received_bytes=received_bytes,
+                    retransmitted=retransmitted,
+                    busy_s=None if busy_us is None else busy_us / 1e6,
+                    peer_limited_s=None if limited_us is None else limited_us / 1e6,
+                )
     return None
 
 

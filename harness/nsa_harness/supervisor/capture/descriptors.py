@@ -246,7 +246,7 @@ class SocketTable:
         """Map the inode of each TCP socket to the socket, and to the inode of the connection's other socket."""
         namespace = _namespace(pid)
         if namespace not in self._tables:
-            table = _read_table(pid)
+            table = read_socket_table(pid)
             if namespace == _namespace("self"):
                 table = self._add_traffic(table)
             elif namespace and table:
@@ -256,7 +256,7 @@ class SocketTable:
 
     def _add_traffic(self, table: dict[int, Socket]) -> dict[int, Socket]:
         try:
-            traffic = dict(_query_traffic())
+            traffic = dict(query_traffic())
         except (OSError, ValueError, struct.error) as error:
             self.failures.append(f"acknowledged bytes: {error}")
             return table
@@ -279,6 +279,15 @@ def socket_inodes(open_descriptors: Iterable[str]) -> Iterator[int]:
             yield int(descriptor[len("socket:[") :].partition("]")[0])
 
 
+def open_sockets(pid: int) -> tuple[int, ...]:
+    """Return the inodes of all sockets that a process has open, or () if this user may not see them."""
+    try:
+        targets = [descriptor_target(pid, int(name)) for name in os.listdir(f"/proc/{pid}/fd")[:_MAX_FDS]]
+    except OSError:
+        return ()
+    return tuple(socket_inodes(target for target in targets if target))
+
+
 def _with_traffic(connection: Socket, traffic: TransferredBytes | None) -> Socket:
     if traffic is None or connection.state == "LISTEN":
         return connection
@@ -297,7 +306,8 @@ def _namespace(pid: int | str) -> str:
         return ""
 
 
-def _read_table(pid: int) -> dict[int, Socket]:
+def read_socket_table(pid: int) -> dict[int, Socket]:
+    """Map inodes to the TCP sockets in the network namespace of a process. {} if they cannot be read."""
     sockets: dict[int, Socket] = {}
     for name in ("tcp", "tcp6"):
         try:
@@ -308,7 +318,7 @@ def _read_table(pid: int) -> dict[int, Socket]:
     return sockets
 
 
-def _query_traffic() -> Iterator[tuple[int, TransferredBytes]]:
+def query_traffic() -> Iterator[tuple[int, TransferredBytes]]:
     """Yield the inode and the bytes transferred of each TCP socket. Raise OSError or ValueError if the query fails."""
     deadline = time.monotonic() + _NETLINK_LIMIT_S
     with socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, _NETLINK_SOCK_DIAG) as kernel:

@@ -118,6 +118,10 @@ class WatchedRanks(Ranks):
         return max([self.world_size, *(rank + 1 for rank in self.pids)])
 
     @property
+    def has_other_hosts(self) -> bool:
+        return not self.pids or self.rank_count > len(self.pids)
+
+    @property
     def all_started(self) -> bool:
         local_ranks = [rank for rank in self.pids if rank not in self.exited_ranks]
         status_files = [self.status_files.get(rank) for rank in local_ranks]

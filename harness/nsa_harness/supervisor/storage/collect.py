@@ -325,6 +325,7 @@ class _EvidenceCollector:
             trouble=_limit_trouble(self._all_trouble()),
             signals=journals.signals(),
             memory=journals.memory(),
+            network=journals.network(),
             retractions=tuple(journals.retractions()),
             gradient_order=first_order_difference(self._gradient_orders(read_orders)),
             bucket_order=compare_bucket_order(self._gradient_orders(read_bucket_orders)),

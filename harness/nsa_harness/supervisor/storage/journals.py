@@ -15,6 +15,7 @@ from nsa_harness import protocol
 from nsa_harness.core.evidence.evidence import Ending, Exit, Retraction, Sample, StatusFile
 from nsa_harness.core.evidence.exit_messages import AgentFailure, agent_failures, closing_signals
 from nsa_harness.core.evidence.host import HostMemory, SentSignal, killed_pids
+from nsa_harness.core.evidence.network import Network
 from nsa_harness.core.evidence.status_file import parse as parse_board
 from nsa_harness.core.plan import MAX_RANKS, Limits
 from nsa_harness.core.report import Trouble
@@ -280,6 +281,14 @@ class Journals:
         except ValidationError as error:
             self._note("memory", first_line(error))
             return None
+
+    def network(self) -> Network:
+        values = {key: value for key, value in self.last_record("network").items() if key not in ("event", "t_s")}
+        try:
+            return type_adapter(Network).validate_python(values)
+        except ValidationError as error:
+            self._note("network", first_line(error))
+            return Network()
 
     def signals(self) -> tuple[SentSignal, ...]:
         ranks = {pid: rank for rank, pid in self.pids.items()}

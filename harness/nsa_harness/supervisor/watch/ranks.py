@@ -47,6 +47,11 @@ class Ranks:
         return len(self.status_files) == self.spec.ranks and all(map(has_started, self.status_files.values()))
 
     @property
+    def has_other_hosts(self) -> bool:
+        """Whether the job may have ranks on other hosts."""
+        return False
+
+    @property
     def is_starting(self) -> bool:
         return any(status is not None and not has_started(status) for status in self.status_files.values())
 

@@ -29,6 +29,8 @@ from nsa_harness.core.verdict.limits import (
 )
 from nsa_harness.core.verdict.proof import SETTLE_S, Proof, prove
 from nsa_harness.core.verdict.wait_graph import rank_samples
+from nsa_harness.supervisor.capture import procfs
+from nsa_harness.supervisor.capture.network import NetworkWatch
 from nsa_harness.supervisor.capture.node import MemoryWatch
 from nsa_harness.supervisor.capture.snapshot import StackSampler
 from nsa_harness.supervisor.capture.values import ValueReader
@@ -38,11 +40,13 @@ from nsa_harness.supervisor.storage.rundir import AttemptDir
 from nsa_harness.supervisor.storage.safe_directory import is_disk_full, write_with_ballast
 from nsa_harness.supervisor.storage.values import remove_values, write_values
 from nsa_harness.supervisor.watch.ranks import Ranks
-from nsa_harness.texts.sentences import stall_text
+from nsa_harness.texts.sentences import stall_text, unreachable_text
 
 _POLL_S = 0.4  # time between two reads of the status files, once every rank has started
 _FAST_POLL_S = 0.2  # the same during start-up, when ranks may exit quickly, and while a stall is suspected
 _MEMORY_S = 1.0
+_NETWORK_S = 2.0
+_RESOLVE_S = 5.0  # a launcher that has started no rank after this time may not know its host
 _RANKS_AFTER_LAUNCHER_S = 1.0  # a rank that outlives its launcher for longer is killed
 # Snapshots for the profile show which lines take a run's time. A snapshot stops a rank for 10 to 30 ms, so there are
 # few of them. If the deadline is too short for many snapshots, most of them are taken shortly before it.
@@ -202,6 +206,7 @@ class Watch:
     reported_stall: object = None  # the state of the suspected stall that was reported last
     reported_proof: Proof | None = None  # a reported proof for an observed job, until the job makes progress again
     has_read_after_failure: bool = False  # the values of all ranks were read after the first failure of a rank
+    launchers: list[int] = field(default_factory=list)  # the processes that were there before the first rank
     next_due_s: dict[str, float] = field(default_factory=dict)
     unwritten: list[dict[str, Any]] = field(default_factory=list)  # records for the journal while the disk is full
 
@@ -214,7 +219,7 @@ class Watch:
         self.snapshots = Snapshots(
             ranks=self.ranks, backend=self.spec.backend, write=self.write, is_observed=self.policy.is_observed
         )
-        self.memory = MemoryWatch()
+        self.memory, self.network = MemoryWatch(), NetworkWatch()
         self.write("origin", origin_ns=self.job.origin_ns)
         if self.policy.is_observed:
             self.write("observed")
@@ -245,6 +250,8 @@ class Watch:
         self.ranks.read_status_files(now_s)
         if self.is_due("memory", now_s, _MEMORY_S):
             self.ranks.read_memory()
+        if self.ranks.has_other_hosts and self.is_due("network", now_s, _NETWORK_S):
+            self._read_network(now_s)
         if self.is_interrupted():
             self.snapshots.take()
             return Ending.INTERRUPTED
@@ -345,6 +352,18 @@ class Watch:
         if self.launcher_pid is not None:
             for rank, pid in self.ranks.discover(self.launcher_pid):
                 self.write("rank", rank=rank, pid=pid)
+
+    def _read_network(self, now_s: float) -> None:
+        """Read the connections to other hosts, and report at once what nothing answers."""
+        if not self.ranks.pids and self.launcher_pid is not None:
+            self.launchers = [self.launcher_pid, *(stat.pid for stat in procfs.descendants(self.launcher_pid))]
+            if now_s > _RESOLVE_S:
+                self.network.resolve(self.launchers)
+        processes = {**dict.fromkeys(self.launchers), **{pid: rank for rank, pid in self.ranks.living_pids.items()}}
+        for found in self.network.read(processes, now_s):
+            text = unreachable_text(found)
+            self.write("early_word", text=text)
+            self.listener.report_stall(text)
 
     # A suspected stall, then its proof.
 
@@ -482,6 +501,7 @@ class Watch:
                 continue
             self.write("trouble", what=trouble.what, why=trouble.why, rank=trouble.rank)
         self.write("memory", **json_object(self.memory.changes()))
+        self.write("network", **json_object(self.network.result()))
         self.write("peaks", rss_bytes={str(rank): peak for rank, peak in self.ranks.peaks.items()})
         self.write("limits", **json_object(self._limits))
         last_progress_s = self.ranks.last_progress_s()

@@ -88,6 +88,7 @@ from nsa_harness.core.diagnosis.rules import (
     frameworks,
     group_waits,
     host_waits,
+    network,
     p2p,
     recomputation,
     replicas,
@@ -137,6 +138,7 @@ RULES: Mapping[RulePhase, tuple[Rule, ...]] = {
         resources.cuda_assert,
         resources.disk_full,
         autograd.rank_conditional_unused_params,
+        network.unreachable,
         resources.infra,
         resources.hidden_package,
         autograd.unused_params,
@@ -199,6 +201,7 @@ RULES: Mapping[RulePhase, tuple[Rule, ...]] = {
         silent_faults.memory_growth,
         silent_faults.input_bound,
         stragglers.straggler,
+        network.slow_link,
     ),
     RulePhase.PROGRAM: (),  # `diagnose` receives the rules that come with the program
     RulePhase.SURROUNDINGS: (

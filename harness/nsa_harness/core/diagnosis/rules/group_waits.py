@@ -313,6 +313,7 @@ def transport(context: DiagnosisContext, root: Wait, _: tuple[int, ...]) -> Expl
             "peer": socket.peer,
             "retransmits": socket.retransmits,
             "both_sides": is_both_ways,
+            "other_data_arrive": _other_data_arrive(context.evidence, socket),
         },
         ranks=tuple(sorted({rank for rank, _ in sockets})),
         place=wait_place(context, root),
@@ -349,6 +350,22 @@ def unacknowledged_sockets(evidence: Evidence) -> Iterator[tuple[int, Socket]]:
         before = snapshots[0].get((rank, inode))
         if before is not None and _is_undelivered(before, socket):
             yield rank, socket
+
+
+def _other_data_arrive(evidence: Evidence, stuck: Socket) -> bool:
+    """Return whether another connection between the same two machines has delivered data between the snapshots."""
+    ends = (_host(stuck.local), _host(stuck.peer))
+    sent: dict[int, list[int]] = {}
+    for snapshot in evidence.snapshots[-2:]:
+        for process in (one for rank in snapshot.ranks for one in (rank.process, *rank.children) if one):
+            for socket in process.sockets:
+                if (_host(socket.local), _host(socket.peer)) == ends and socket.acked_bytes is not None:
+                    sent.setdefault(socket.inode, []).append(socket.acked_bytes)
+    return any(max(counts) > min(counts) for counts in sent.values())
+
+
+def _host(address: str) -> str:
+    return address.rpartition(":")[0]
 
 
 def _is_undelivered(before: Socket, after: Socket) -> bool:
