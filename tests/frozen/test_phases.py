@@ -55,7 +55,8 @@ def test_of_two_rules_that_answer_one_run_the_same_one_counts_as_before() -> Non
 
 def test_most_rules_answer_some_frozen_evidence() -> None:
     said = {name for phases in answers().values() for names in phases.values() for name in names}
-    assert len(said) > 0.75 * sum(map(len, EVERY.values()))
+    # Rules that were written after the evidence was frozen, such as those about several hosts, answer none of it.
+    assert len(said) > 0.7 * sum(map(len, EVERY.values()))
 
 
 if __name__ == "__main__":

@@ -138,7 +138,6 @@ RULES: Mapping[RulePhase, tuple[Rule, ...]] = {
         resources.cuda_assert,
         resources.disk_full,
         autograd.rank_conditional_unused_params,
-        network.unreachable,
         resources.infra,
         resources.hidden_package,
         autograd.unused_params,
