@@ -94,6 +94,7 @@ WITHOUT_PROGRAM = {
     Cause.QUADRATIC_COST: ("tests/end_to_end/test_step_costs.py", "only nsa.train reports the memory of its graph"),
     Cause.MEMORY_EXCESS: ("tests/end_to_end/test_step_costs.py", "only nsa.train reports what its shape needs"),
     Cause.SLOW_LINK: ("tests/end_to_end/test_network.py", "needs two hosts"),
+    Cause.GPU_FAULT: ("tests/core/test_resources.py", "needs a faulty GPU; tested with constructed values"),
     Cause.IDLE_DEVICE: ("tests/core/test_resources.py", "needs two GPUs; tested with recorded values"),
     Cause.DEEPENED: ("tests/core/test_deepening.py", "needs a second run with one change"),
     Cause.SAME_PLACE: ("tests/core/test_same_place.py", "needs several attempts of one launch"),

@@ -30,7 +30,7 @@ from builders import (
 
 from nsa_harness.core.evidence.evidence import Ending, Evidence, Hint, RankSnapshot
 from nsa_harness.core.evidence.host import Gpu, HostMemory, SentSignal
-from nsa_harness.core.report import HangKind, Place, Status
+from nsa_harness.core.report import Finding, HangKind, Place, Status
 from nsa_harness.core.verdict.verdict import is_shutting_down, judge
 
 THREADING = "/usr/lib/python3.11/threading.py"
@@ -384,6 +384,70 @@ def with_gpus(*looks: tuple[Gpu, ...]) -> Evidence:
     return replace(
         seen, snapshots=tuple(replace(one, gpus=gpus) for one, gpus in zip(seen.snapshots, looks, strict=True))
     )
+
+
+HEALTHY = {
+    "bus": "00000000:65:00.0",
+    "needs_reset": False,
+    "has_failed_repair": False,
+    "link_width": 16,
+    "max_link_width": 16,
+}
+
+
+def gpu_faults(*looks: tuple[dict[str, Any], dict[str, Any]], errors: tuple[str, ...] = ()) -> list[Finding]:
+    """What is found of two GPUs, one for each rank, whose values differ from healthy ones as given in each look."""
+    gpus = [
+        tuple(
+            replace(gpu(index, 1.0, 40_000, 71 + index), **HEALTHY | {"bus": f"00000000:6{index}:00.0"} | changes)
+            for index, changes in enumerate(look)
+        )
+        for look in looks
+    ]
+    seen = with_gpus(*gpus)
+    seen = replace(seen, snapshots=tuple(replace(one, gpu_errors=errors) for one in seen.snapshots))
+    return [one for one in diagnosed(seen).findings if one.code == "gpu_fault"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "errors", "claim"),
+    [
+        ({"ecc_errors": 2}, (), "has 2 uncorrected memory errors since its driver was loaded"),
+        ({"needs_reset": True}, (), "has defective memory that is only replaced at its next reset"),
+        ({"has_failed_repair": True}, (), "has defective memory that could not be replaced"),
+        ({"slowdowns": ("thermal",)}, (), "runs more slowly because it is too hot"),
+        ({"link_width": 8}, (), "uses only 8 of the 16 lanes of its PCIe connection"),
+        ({}, ("NVRM: Xid (PCI:0000:61:00): 48, pid=72",), "reported Xid 48, pid=72"),
+    ],
+)
+def test_a_faulty_gpu_is_named_with_its_node_and_rank(
+    changes: dict[str, Any], errors: tuple[str, ...], claim: str
+) -> None:
+    (found,) = gpu_faults(({}, changes), ({}, changes), errors=errors)
+    assert (found.claim, found.ranks) == (f"on node7, GPU 1 (rank 1) {claim}", (1,))
+    assert found.confidence == 0.95
+
+
+def test_a_gpu_that_the_driver_has_lost_is_named_by_its_address() -> None:
+    (found,) = gpu_faults(({}, {}), ({}, {}), errors=("NVRM: Xid (PCI:0000:83:00): 79, GPU has fallen off the bus.",))
+    assert found.claim == "on node7, the GPU at 0000:83:00 reported Xid 79, GPU has fallen off the bus."
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "errors"),
+    [
+        ({}, {}, ()),
+        ({"needs_reset": None, "has_failed_repair": None, "link_width": None, "ecc_errors": None}, {}, ()),
+        ({}, {"slowdowns": ("thermal",)}, ()),  # it does not last
+        ({}, {"pids": (5,), "ecc_errors": 3}, ("NVRM: Xid (PCI:0000:61:00): 48",)),  # no rank uses it
+        ({}, {}, ("NVRM: loading NVIDIA UNIX Open Kernel Module", "torn")),
+        ({"bus": ""}, {"bus": ""}, ("NVRM: Xid (PCI:0000:83:00): 79",)),  # it is unknown whose GPU this is
+    ],
+)
+def test_healthy_gpus_and_those_of_others_are_not_told(
+    before: dict[str, Any], after: dict[str, Any], errors: tuple[str, ...]
+) -> None:
+    assert gpu_faults(({}, before), ({}, after), errors=errors) == []
 
 
 BOTH_ON_ONE = (gpu(0, 1.0, 73_260, 71, 72), gpu(1, 0.0, 4))

@@ -18,7 +18,7 @@ from builders import rank_snapshot
 from living import program, wait_for
 
 from nsa_harness import protocol
-from nsa_harness.core.evidence.host import Process
+from nsa_harness.core.evidence.host import Process, Socket
 from nsa_harness.core.report import Trouble
 from nsa_harness.supervisor.capture import procfs
 from nsa_harness.supervisor.capture.process_tree import ProcessTree
@@ -96,6 +96,49 @@ def test_the_gpus_are_asked_for_only_where_a_process_holds_one(
     for holds, trouble in ((), []), (("/dev/nvidia0 rw",), ["nvidia-smi: No devices were found"]):
         sampler._gpus(ProcessTree(processes={0: Process(**facts, open_ends=holds)}, children={}, failures=()))
         assert [one.why for one in sampler.trouble] == trouble
+
+
+def test_nccls_ras_service_is_asked_only_in_ranks_with_a_gpu_and_its_refusal_is_trouble(
+    sampler: StackSampler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        host, port = listener.getsockname()
+    monkeypatch.setattr(procfs, "environment", lambda _: {"NCCL_RAS_ADDR": f"{host}:{port}"})
+    facts = {"inode": 1, "peer": "", "unacked_bytes": 0, "unread_bytes": 0, "retransmits": 0}
+    heard = Socket(local=f"{host}:{port}", state="LISTEN", **facts)
+    rank = {"parent": 1, "command": "", "state": "S", "cpu_s": 0.0, "io_bytes": 0, "rss_bytes": 0}
+    for sockets, ends, trouble in (
+        ((), ("/dev/nvidia0 rw",), []),
+        ((heard,), (), []),
+        ((heard,), ("/dev/nvidia0 rw",), ["NCCL's RAS service"]),
+    ):
+        process = Process(pid=7, sockets=sockets, open_ends=ends, **rank)
+        assert sampler._communicators(ProcessTree(processes={0: process}, children={}, failures=())) == ()
+        assert [one.what for one in sampler.trouble] == trouble
+
+
+def test_what_nccls_ras_service_answers_is_stored_in_the_snapshot(
+    sampler: StackSampler, rank: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer = f"""\
+    0  1  1  2  2  2  RUNNING  MISMATCH
+
+Warnings
+========
+
+#0-0 (abc) MISMATCH
+  Communicator ranks have different AllReduce operation counts
+  Rank 0 has launched up to operation 4 -- GPU 0 managed by process {rank.pid} on node n
+  Rank 1 has launched up to operation 3 -- GPU 1 managed by process {os.getpid()} on node n
+
+"""
+    monkeypatch.setattr("nsa_harness.supervisor.capture.snapshot._uses_gpu", lambda _: True)
+    monkeypatch.setattr("nsa_harness.supervisor.capture.snapshot.find_ras", lambda *_: ("", 0))
+    monkeypatch.setattr("nsa_harness.supervisor.capture.snapshot.query_ras", lambda _: answer)
+    looks = [sampler.take(number, {0: rank.pid, 1: os.getpid()}) for number in (1, 2)]
+    assert [[one.job_ranks for one in look.communicators] for look in looks] == [[{0: 0, 1: 1}]] * 2
+    pending = [[[one.seq for one in seen.collectives if not one.retired] for seen in look.ranks] for look in looks]
+    assert pending == [[[], []], [[4], []]]
 
 
 def test_a_rank_that_has_gone_is_told_as_gone(sampler: StackSampler) -> None:

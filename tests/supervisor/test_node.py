@@ -16,6 +16,7 @@ from nsa_harness.supervisor.capture.node import (
     CommandFailed,
     GroupMemory,
     MemoryWatch,
+    gpu_errors,
     gpu_state,
     group_memory,
     is_frozen,
@@ -167,6 +168,47 @@ def test_gpus_are_read_with_their_processes_and_what_is_not_told_is_none() -> No
         used_by={71: 512 << 20},
     )
     assert (second.utilisation, second.used_bytes, second.ecc_errors, second.pids) == (None, None, None, ())
+
+
+HEALTH = "00000000:65:00.0, {}, {}, {}, {}, {}, {}, {}, 16"
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        (("No", "[N/A]", "No", *("Not Active",) * 3, "16"), (False, False, (), 16)),
+        (("Yes", "[N/A]", "Yes", *("Not Active",) * 3, "16"), (True, True, (), 16)),
+        (("[N/A]", "Yes", "[N/A]", "Not Active", "Active", "Active", "8"), (True, None, ("thermal", "power brake"), 8)),
+        (("[N/A]",) * 7, (None, None, (), None)),
+    ],
+)
+def test_the_health_of_a_gpu_is_read(values: tuple[str, ...], expected: tuple[object, ...]) -> None:
+    """The columns are those of `nvidia-smi --help-query-gpu`; the values were not recorded by this project."""
+    (found,) = parse_gpus(f"0, GPU-a, NVIDIA H200, 97, 100, 143771, 0, {HEALTH.format(*values)}", "", with_health=True)
+    assert (found.needs_reset, found.has_failed_repair, found.slowdowns, found.link_width) == expected
+    assert (found.bus, found.max_link_width) == ("00000000:65:00.0", 16)
+
+
+def test_a_driver_that_does_not_know_the_health_is_asked_for_the_rest(tmp_path: Path) -> None:
+    tool = tmp_path / "nvidia-smi"
+    refusal = """echo 'Field "clocks_event_reasons.hw_thermal_slowdown" is not a valid field to query.'; exit 2"""
+    tool.write_text(f"""#!/bin/sh
+case "$1" in
+  *pcie*) {refusal} ;;
+  --query-gpu*) echo '0, GPU-a, NVIDIA H200, 97, 100, 143771, 0' ;;
+esac
+""")
+    tool.chmod(0o755)
+    (found,) = gpu_state(str(tool))
+    assert (found.name, found.bus, found.needs_reset) == ("NVIDIA H200", "", None)
+
+
+def test_the_kernels_log_names_the_errors_of_gpus_since_the_launch(tmp_path: Path) -> None:
+    error = "NVRM: Xid (PCI:0000:65:00): 79, GPU has fallen off the bus."
+    log = tmp_path / "kmsg"
+    log.write_text(f"{record(5, error.replace('79', '31'))}\n{record(100, error)}\n{record(101, KILL)}\n")
+    assert gpu_errors(90 * 10**9, log) == (error,)
+    assert gpu_errors(90 * 10**9, tmp_path / "absent") == ()
 
 
 def test_a_line_of_another_form_is_refused_with_its_place() -> None:

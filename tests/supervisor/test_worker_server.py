@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nsa_harness import protocol
-from nsa_harness.supervisor.capture.recorder import query, query_flight_recorder
+from nsa_harness.core.evidence.host import Socket
+from nsa_harness.supervisor.capture import recorder
+from nsa_harness.supervisor.capture.recorder import find_ras, query, query_flight_recorder, query_ras
 
 Answer = Callable[[socket.socket], object]
 
@@ -133,3 +136,109 @@ def test_any_bytes_raise_value_error_or_give_a_body(data: bytes, tmp_path_factor
             reason = str(error)
     assert body in data
     assert bool(body) is not bool(reason) or b"0" in data
+
+
+# NCCL's RAS service, played by a server on a port: each connection gets the next of its answers.
+
+RAS_HELLO = b"SERVER PROTOCOL 2\n"
+
+
+@contextmanager
+def ras_service(*answers: Callable[[socket.socket], object]) -> Iterator[tuple[tuple[str, int], list[bytes]]]:
+    asked: list[bytes] = []
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            for answer in answers:
+                _serve(listener, answer, asked)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            yield listener.getsockname(), asked
+        finally:
+            thread.join()
+
+
+def ras_says(*parts: bytes) -> Answer:
+    """The service greets, reads the request, and answers in pieces until it closes the connection."""
+
+    def answer(connection: socket.socket) -> None:
+        connection.sendall(RAS_HELLO)
+        assert connection.recv(4096) == b"TIMEOUT 2\nSET FORMAT json\nVERBOSE STATUS\n"
+        for part in parts:
+            connection.sendall(part)
+
+    return answer
+
+
+def until_closed(connection: socket.socket) -> None:
+    assert connection.recv(4096) == b""
+
+
+def test_the_ras_service_of_nccl_is_asked_in_its_protocol() -> None:
+    with ras_service(ras_says(b"OK\nOK\n", b"{}\n")) as (address, asked):
+        assert query_ras(address) == "SERVER PROTOCOL 2\nOK\nOK\n{}\n"
+    assert asked == [b"CLIENT PROTOCOL 2\n"]
+
+
+def test_a_rank_that_is_stopped_does_not_keep_another_from_answering() -> None:
+    with ras_service(until_closed, ras_says(b"OK\n")) as (address, _):
+        assert query_ras(address).endswith("OK\n")
+
+
+@pytest.mark.parametrize(
+    ("answers", "error"),
+    [
+        ([until_closed], TimeoutError),
+        ([ras_says(b"x" * 70)], ValueError),
+        ([says(b"SSH-2.0-OpenSSH\r\n")], ValueError),
+        ([says()], ValueError),
+    ],
+)
+def test_a_service_that_is_silent_endless_or_another_costs_no_more_than_the_limits(
+    monkeypatch: pytest.MonkeyPatch, answers: list[Answer], error: type[Exception]
+) -> None:
+    monkeypatch.setattr(recorder, "RESPONSE_LIMIT_BYTES", 64)
+    monkeypatch.setattr(recorder, "_RAS_HANDSHAKE_S", 0.2)
+    began_s = time.monotonic()
+    with ras_service(*answers) as (address, _), pytest.raises(error):
+        query_ras(address, limit_s=0.6)
+    assert time.monotonic() - began_s < 5.0
+
+
+def test_a_service_that_stops_in_the_middle_costs_no_more_than_the_limit() -> None:
+    gone = threading.Event()
+
+    def stops(connection: socket.socket) -> None:
+        ras_says(b"OK\n")(connection)
+        gone.wait()
+
+    with ras_service(stops) as (address, _):
+        try:
+            with pytest.raises(TimeoutError):
+                query_ras(address, limit_s=0.3)
+        finally:
+            gone.set()
+
+
+def listening(local: str) -> Socket:
+    facts = {"inode": 1, "peer": "0.0.0.0:0", "unacked_bytes": 0, "unread_bytes": 0, "retransmits": 0}
+    return Socket(local=local, state="LISTEN", **facts)
+
+
+@pytest.mark.parametrize(
+    ("environment", "local", "expected"),
+    [
+        ({}, "127.0.0.1:28028", ("127.0.0.1", 28028)),
+        ({}, "[::1]:28028", ("::1", 28028)),
+        ({"NCCL_RAS_ADDR": "localhost:12012"}, "127.0.0.1:12012", ("127.0.0.1", 12012)),
+        ({"NCCL_RAS_ADDR": "localhost:12012"}, "127.0.0.1:28028", None),
+        ({"NCCL_RAS_ADDR": "nonsense"}, "127.0.0.1:28028", None),
+        ({}, "127.0.0.1:29500", None),
+    ],
+)
+def test_the_address_of_the_ras_service_is_one_on_which_the_rank_listens(
+    environment: dict[str, str], local: str, expected: tuple[str, int] | None
+) -> None:
+    assert find_ras(environment, (listening(local),)) == expected

@@ -248,6 +248,30 @@ def what_follows(change: str, ending: str) -> str:
     return f", {text}" if text else ""
 
 
+def gpu_faults(gpu: Mapping[str, Any]) -> str:
+    """Return a GPU with its ranks and with what is wrong with it, such as "GPU 3 (rank 3) is too hot ..."."""
+    name = f"the GPU at {gpu['bus']}" if gpu["index"] is None else f"GPU {gpu['index']}"
+    phrases = [f"reported Xid {shorten(error, 100)}" for error in gpu["errors"][:_MAX_GPU_ERRORS]]
+    if gpu.get("ecc_errors"):
+        phrases.append(f"has {number_of(gpu['ecc_errors'], 'uncorrected memory error')} since its driver was loaded")
+    if gpu.get("needs_reset"):
+        phrases.append("has defective memory that is only replaced at its next reset")
+    if gpu.get("has_failed_repair"):
+        phrases.append("has defective memory that could not be replaced")
+    phrases += [_SLOWDOWNS[slowdown] for slowdown in gpu.get("slowdowns", ())]
+    if gpu.get("lanes"):
+        phrases.append("uses only {} of the {} lanes of its PCIe connection".format(*gpu["lanes"]))
+    users = f" ({ranks(gpu['ranks'])})" if gpu["ranks"] else ""
+    return f"{name}{users} {listing(phrases)}"
+
+
+_MAX_GPU_ERRORS = 3
+_SLOWDOWNS = {
+    "thermal": "runs more slowly because it is too hot",
+    "power brake": "runs more slowly because its power supply demands it",
+}
+
+
 def gpu_use(gpu: Mapping[str, Any]) -> str:
     """Describe the load of a GPU, such as "GPU 1 is at 97 % with 512 MiB in use"."""
     return f"GPU {gpu['index']} is at {100 * gpu['utilisation']:.0f} % with {gpu['used_bytes'] >> 20} MiB in use"
@@ -288,6 +312,7 @@ FILTERS: dict[str, Callable[..., str]] = {
     "general": lambda value, digits=6: f"{value:.{digits}g}",
     "gib": gibibytes,
     "gpu": gpu_use,
+    "gpu_faults": gpu_faults,
     "hot_part": hot_part,
     "in_functions": in_functions,
     "in_step": in_step,

@@ -283,6 +283,7 @@ class Cause(StrEnum):
     PER_TOKEN_NODES = replace(_SILENT, code="per_token_nodes", certain_by=(_E.FACT,), reason_of="slow")
     QUADRATIC_COST = replace(_SILENT, code="quadratic_cost", certain_by=(_E.FACT,))
     MEMORY_EXCESS = replace(_SILENT, code="memory_excess", certain_by=(_E.FACT,))
+    GPU_FAULT = replace(_SILENT, code="gpu_fault", certain_by=(_E.KERNEL,))
     IDLE_DEVICE = replace(_SILENT, code="idle_device")
     DIRTY_EXIT = replace(_SILENT, code="dirty_exit", certain_by=(_E.ENDED,))
     ORPHAN_PROCESS = replace(_SILENT, code="orphan_process", certain_by=(_E.FACT,))

@@ -12,7 +12,15 @@ from enum import StrEnum
 from nsa_harness.core.evidence.coverage import Coverage
 from nsa_harness.core.evidence.gradients import BucketOrder, OrderDifference, RankTraces
 from nsa_harness.core.evidence.health_samples import HealthSamples, PrintedMessage
-from nsa_harness.core.evidence.host import Gpu, HostMemory, MemoryAtEvent, NcclInfo, Process, SentSignal
+from nsa_harness.core.evidence.host import (
+    Gpu,
+    HostMemory,
+    MemoryAtEvent,
+    NcclCommunicator,
+    NcclInfo,
+    Process,
+    SentSignal,
+)
 from nsa_harness.core.evidence.network import Network
 from nsa_harness.core.plan import Limits
 from nsa_harness.core.report import Place, Trouble
@@ -346,6 +354,8 @@ class Snapshot:
     at_s: float
     ranks: tuple[RankSnapshot, ...]
     gpus: tuple[Gpu, ...] = ()  # only if a process of the run uses one
+    gpu_errors: tuple[str, ...] = ()  # lines of the kernel's log since the run began: "NVRM: Xid (PCI:0000:65:00): 79"
+    communicators: tuple[NcclCommunicator, ...] = ()  # only if NCCL's RAS service runs in a rank
 
 
 @stored_as(during_teardown="by_us")

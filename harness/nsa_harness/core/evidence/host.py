@@ -6,8 +6,8 @@ import csv
 import re
 import signal
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from nsa_harness.core.stored_keys import stored_as
 
@@ -98,6 +98,13 @@ class Gpu:
     ecc_errors: int | None  # number of uncorrected memory errors since the driver was loaded
     pids: tuple[int, ...]  # processes that use the GPU
     used_by: dict[int, int] = field(default_factory=dict)  # process id -> bytes; only if nvidia-smi reports the bytes
+    # Its health. Drivers before version 535 do not report it in this form.
+    bus: str = ""  # PCI address, "00000000:65:00.0"
+    needs_reset: bool | None = None  # defective memory is replaced at the next reset
+    has_failed_repair: bool | None = None  # defective memory could not be replaced
+    slowdowns: tuple[str, ...] = ()  # what slows it down: "thermal" (it is too hot) or "power brake" (power supply)
+    link_width: int | None = None  # lanes of its PCIe connection
+    max_link_width: int | None = None  # lanes that the GPU and its slot have
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,21 +145,27 @@ class HostMemory:
 GPU_FIELDS = (
     "index", "uuid", "name", "utilization.gpu", "memory.used", "memory.total", "ecc.errors.uncorrected.volatile.total",
 )  # fmt: skip
+HEALTH_FIELDS = (
+    "pci.bus_id", "remapped_rows.pending", "retired_pages.pending", "remapped_rows.failure",
+    "clocks_event_reasons.hw_thermal_slowdown", "clocks_event_reasons.sw_thermal_slowdown",
+    "clocks_event_reasons.hw_power_brake_slowdown", "pcie.link.width.current", "pcie.link.width.max",
+)  # fmt: skip
 PROCESS_FIELDS = ("gpu_uuid", "pid", "used_memory")
 _MAX_GPUS = 64
 _MAX_PIDS = 64
 
 
-def parse_gpus(table: str, processes: str) -> tuple[Gpu, ...]:
+def parse_gpus(table: str, processes: str, *, with_health: bool = False) -> tuple[Gpu, ...]:
     """Return the state of each GPU according to two CSV outputs of nvidia-smi.
 
-    `table` has the columns GPU_FIELDS, and `processes` has the columns PROCESS_FIELDS, without header and units. Raise
-    ValueError if a line has another form.
+    `table` has the columns GPU_FIELDS, and then HEALTH_FIELDS if `with_health`. `processes` has the columns
+    PROCESS_FIELDS. Both have no header and no units. Raise ValueError if a line has another form.
     """
     pids: dict[str, dict[int, float | None]] = {}
     for uuid, pid, used in _rows(processes, len(PROCESS_FIELDS)):
         pids.setdefault(uuid, {})[int(pid)] = _number(used)
-    return tuple(_gpu(row, pids) for row in list(_rows(table, len(GPU_FIELDS)))[:_MAX_GPUS])
+    columns = len(GPU_FIELDS) + (len(HEALTH_FIELDS) if with_health else 0)
+    return tuple(_with_health(_gpu(row, pids), row) for row in list(_rows(table, columns))[:_MAX_GPUS])
 
 
 def _rows(text: str, columns: int) -> Iterable[list[str]]:
@@ -164,7 +177,7 @@ def _rows(text: str, columns: int) -> Iterable[list[str]]:
 
 
 def _gpu(row: list[str], pids: Mapping[str, Mapping[int, float | None]]) -> Gpu:
-    index, uuid, name, utilisation, used, total, errors = row
+    index, uuid, name, utilisation, used, total, errors = row[: len(GPU_FIELDS)]
     percent, used_mib, total_mib = _number(utilisation), _number(used), _number(total)
     ecc_errors, memory_of_pid = _number(errors), pids.get(uuid, {})
     listed_pids = sorted(memory_of_pid)[:_MAX_PIDS]
@@ -180,6 +193,24 @@ def _gpu(row: list[str], pids: Mapping[str, Mapping[int, float | None]]) -> Gpu:
     )
 
 
+def _with_health(gpu: Gpu, row: Sequence[str]) -> Gpu:
+    if len(row) == len(GPU_FIELDS):
+        return gpu
+    bus, rows_pending, pages_pending, failure, hw_thermal, sw_thermal, brake, width, most = row[len(GPU_FIELDS) :]
+    known_repairs = {"Yes", "No"}.intersection((rows_pending, pages_pending))
+    link_width, max_link_width = _number(width), _number(most)
+    return replace(
+        gpu,
+        bus=bus[:80],
+        needs_reset="Yes" in known_repairs if known_repairs else None,
+        has_failed_repair={"Yes": True, "No": False}.get(failure),
+        slowdowns=(("thermal",) if "Active" in (hw_thermal, sw_thermal) else ())
+        + (("power brake",) if brake == "Active" else ()),
+        link_width=None if link_width is None else int(link_width),
+        max_link_width=None if max_link_width is None else int(max_link_width),
+    )
+
+
 def _number(word: str) -> float | None:
     """Return the number in a cell of nvidia-smi output, or None if it contains none, as in "[N/A]"."""
     return float(word) if word.replace(".", "", 1).isdigit() else None
@@ -187,15 +218,26 @@ def _number(word: str) -> float | None:
 
 _RECORD = re.compile(r"^\d+,\d+,(\d+),[^;]*;(.*)")  # level, number, microseconds since boot, flags; text
 _KILLED = re.compile(r"(?:Out of memory|Memory cgroup out of memory): Killed process (\d+).*")
+# https://docs.nvidia.com/deploy/xid-errors/ lists the numbers.
+GPU_ERROR = re.compile(r"NVRM: Xid \(PCI:([0-9A-Fa-f:.]+)\): (\d+)(?:, (.*))?")
 _CLOCK_SLACK_US = 2_000_000  # the log's clock and CLOCK_MONOTONIC drift apart by a little
 _MAX_LINE = 300
 
 
 def kill_messages_since(records: Iterable[str], began_us: int) -> Iterator[str]:
     """Yield the kernel messages since `began_us` after boot about processes killed for lack of memory."""
+    return _messages_since(records, began_us, _KILLED)
+
+
+def gpu_errors_since(records: Iterable[str], began_us: int) -> Iterator[str]:
+    """Yield the errors of GPUs that NVIDIA's driver has written to the kernel's log since `began_us` after boot."""
+    return _messages_since(records, began_us, GPU_ERROR)
+
+
+def _messages_since(records: Iterable[str], began_us: int, pattern: re.Pattern[str]) -> Iterator[str]:
     for record in records:
         parts = _RECORD.match(record)
-        message = _KILLED.search(parts[2]) if parts else None
+        message = pattern.search(parts[2]) if parts else None
         if parts and message and int(parts[1]) >= began_us - _CLOCK_SLACK_US:
             yield message[0][:_MAX_LINE]
 
@@ -281,6 +323,26 @@ def read_nccl(logs: Mapping[int, Iterable[str]]) -> NcclInfo | None:
         connected_ranks=tuple(rank for rank in sorted(lines) if _has_connected(lines[rank])),
         warnings=tuple(dict.fromkeys(warnings))[:_MAX_WARNINGS],
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchCount:
+    """The number of operations of one kind that some ranks of a communicator have launched."""
+
+    operation: str  # "AllReduce", "Broadcast", ...
+    count: int
+    ranks: tuple[int, ...]  # as numbered in the communicator
+
+
+@dataclass(frozen=True, kw_only=True)
+class NcclCommunicator:
+    """A communicator of this run, according to NCCL's RAS service."""
+
+    name: str  # its hash, which is also in NCCL's log
+    size: int
+    job_ranks: dict[int, int]  # rank in the communicator -> rank of the job; only ranks on this node
+    missing: tuple[int, ...]  # ranks that did not answer the service, as numbered in the communicator
+    launched: tuple[LaunchCount, ...]  # only the operations that some ranks have launched more often than others
 
 
 def _has_connected(lines: Iterable[str]) -> bool:

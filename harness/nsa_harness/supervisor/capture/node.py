@@ -13,7 +13,16 @@ from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 
-from nsa_harness.core.evidence.host import GPU_FIELDS, PROCESS_FIELDS, Gpu, HostMemory, kill_messages_since, parse_gpus
+from nsa_harness.core.evidence.host import (
+    GPU_FIELDS,
+    HEALTH_FIELDS,
+    PROCESS_FIELDS,
+    Gpu,
+    HostMemory,
+    gpu_errors_since,
+    kill_messages_since,
+    parse_gpus,
+)
 from nsa_harness.supervisor.capture.syscalls import kernel_text
 from nsa_harness.supervisor.launch.machine import memory_bytes
 
@@ -71,14 +80,27 @@ def _next_record(log: int) -> str | None:
         return None
 
 
-_GPU_LIMIT_S = 2.5  # time limit for both queries together
+_GPU_LIMIT_S = 2.5  # time limit for all queries together
+_MAX_GPU_ERRORS = 16
+
+
+def gpu_errors(since_ns: int, kmsg: Path = _KMSG) -> tuple[str, ...]:
+    """Return the errors of GPUs in the kernel's log since `since_ns` on the monotonic clock, () if it is unreadable."""
+    return tuple(islice(gpu_errors_since(_records(kmsg), since_ns // 1000), _MAX_GPU_ERRORS))
 
 
 def gpu_state(tool: str = "nvidia-smi") -> tuple[Gpu, ...]:
     """Return the state of every GPU of the node. Raise CommandFailed or ValueError if nvidia-smi gives none."""
     deadline = time.monotonic() + _GPU_LIMIT_S
-    table = _query_gpus(tool, "gpu", GPU_FIELDS, deadline)
-    return parse_gpus(table, _query_gpus(tool, "compute-apps", PROCESS_FIELDS, deadline))
+    with_health = True
+    try:
+        table = _query_gpus(tool, "gpu", (*GPU_FIELDS, *HEALTH_FIELDS), deadline)
+    except CommandFailed:
+        if time.monotonic() >= deadline:
+            raise
+        with_health = False  # an older driver refuses fields that it does not know
+        table = _query_gpus(tool, "gpu", GPU_FIELDS, deadline)
+    return parse_gpus(table, _query_gpus(tool, "compute-apps", PROCESS_FIELDS, deadline), with_health=with_health)
 
 
 def _query_gpus(tool: str, kind: str, fields: tuple[str, ...], deadline: float) -> str:

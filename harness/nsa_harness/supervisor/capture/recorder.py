@@ -95,6 +95,50 @@ def query(
         return _body(connection, deadline_s, limit_bytes)
 
 
+_RAS_PORT = 28028
+_RAS_LIMIT_S = 4.0
+_RAS_HANDSHAKE_S = 0.5
+# NCCL waits 2 s for the answers of other nodes. A version without JSON refuses that line and answers in text.
+_RAS_REQUEST = b"TIMEOUT 2\nSET FORMAT json\nVERBOSE STATUS\n"
+
+
+def find_ras(environment: Mapping[str, str], sockets: Sequence[Socket]) -> tuple[str, int] | None:
+    """Return the address on which NCCL's RAS service of a process listens, or None if it does not."""
+    port = environment.get("NCCL_RAS_ADDR", "").rpartition(":")[2] or str(_RAS_PORT)
+    addresses = (connection.local.rpartition(":") for connection in sockets if connection.state == "LISTEN")
+    return next(((host.strip("[]"), int(port)) for host, _, own_port in addresses if own_port == port), None)
+
+
+def query_ras(address: tuple[str, int], limit_s: float = _RAS_LIMIT_S) -> str:
+    """Return the answer of NCCL's RAS service. Raise OSError or ValueError if it gives none within `limit_s`.
+
+    All ranks of a node listen on one address, and the kernel picks one of them for each connection. If that rank does
+    not answer, because its process is stopped, another connection is tried.
+    """
+    deadline_s = time.monotonic() + limit_s
+    while True:
+        with socket.create_connection(address, timeout=_RAS_HANDSHAKE_S) as connection:
+            connection.sendall(b"CLIENT PROTOCOL 2\n")
+            try:
+                answer = connection.recv(_CHUNK)
+            except TimeoutError:
+                if time.monotonic() > deadline_s - 2 * _RAS_HANDSHAKE_S:
+                    raise
+                continue
+            if not answer.startswith(b"SERVER PROTOCOL "):
+                raise ValueError(f"not NCCL's RAS service: {answer[:100]!r}")
+            connection.sendall(_RAS_REQUEST)
+            parts, size = [answer], len(answer)
+            while answer:
+                _limit_to_remaining_time(connection, deadline_s)
+                answer = connection.recv(_CHUNK)
+                parts.append(answer)
+                size += len(answer)
+                if size > RESPONSE_LIMIT_BYTES:
+                    raise ValueError(f"an answer of more than {RESPONSE_LIMIT_BYTES} bytes")
+            return b"".join(parts).decode("utf-8", "replace")
+
+
 def _connect(connection: socket.socket, path: Path) -> None:
     """Connect to a Unix socket, even if its path is too long for a socket address."""
     if len(os.fsencode(path)) <= protocol.SOCKET_PATH_LIMIT:

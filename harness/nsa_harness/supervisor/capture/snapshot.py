@@ -16,7 +16,8 @@ from pathlib import Path
 from nsa_harness import protocol
 from nsa_harness.core.evidence.evidence import Collective, RankSnapshot, Snapshot, Stack, StatusFile
 from nsa_harness.core.evidence.flight import essential_collectives, parse_dump, parse_flight
-from nsa_harness.core.evidence.host import Gpu, Process, Socket, Task, sigterm_reaction
+from nsa_harness.core.evidence.host import Gpu, NcclCommunicator, Process, Socket, Task, sigterm_reaction
+from nsa_harness.core.evidence.nccl_ras import parse_ras, with_launch_counts
 from nsa_harness.core.evidence.stacks import (
     UNREAD_NATIVE,
     in_probe,
@@ -29,13 +30,15 @@ from nsa_harness.core.evidence.status_file import parse as parse_board
 from nsa_harness.core.report import Trouble
 from nsa_harness.core.source_code.loops import innermost_loop
 from nsa_harness.supervisor.capture import procfs
-from nsa_harness.supervisor.capture.node import CommandFailed, gpu_state
+from nsa_harness.supervisor.capture.node import CommandFailed, gpu_errors, gpu_state
 from nsa_harness.supervisor.capture.process_tree import ProcessTree, read_process_tree
 from nsa_harness.supervisor.capture.recorder import (
     await_dump,
     find_own_server,
+    find_ras,
     query_flight_recorder,
     query_own_server,
+    query_ras,
     request_dump,
 )
 from nsa_harness.supervisor.capture.stacks import StackSources, wait_for
@@ -132,6 +135,7 @@ class StackSampler:
     pipe_requests: dict[int, PipeRequest] = field(default_factory=dict)  # pid -> request for its recorder
     last_counts: dict[int, tuple[int, ...]] = field(default_factory=dict)  # pid -> its progress at the last snapshot
     servers: dict[int, Path | int | None] = field(default_factory=dict)  # pid -> the job's own worker server in it
+    last_communicators: list[NcclCommunicator] = field(default_factory=list)  # NCCL's last answer
 
     def take(
         self, number: int, ranks: Mapping[int, int], *, writes_dumps: bool = True, prefers_heartbeat: bool = False
@@ -148,11 +152,22 @@ class StackSampler:
         for rank, failure in tree.failures:
             self._note("kernel", failure, rank)
         with ThreadPoolExecutor(max_workers=_MAX_PARALLEL_QUERIES) as pool:
-            gpus = pool.submit(self._gpus, tree)
+            gpus, nccl = pool.submit(self._gpus, tree), pool.submit(self._communicators, tree)
             options = {"writes_dumps": writes_dumps, "prefers_heartbeat": prefers_heartbeat}
             queries = [self._query_rank(pool, tree, rank, pid, **options) for rank, pid in sorted(ranks.items())]
             snapshots = drop_incomplete_recorders([combine(number) for combine in queries])
-            return Snapshot(number=number, at_s=at_s, ranks=snapshots, gpus=gpus.result())
+            before, after = tuple(self.last_communicators), nccl.result()
+            self.last_communicators[:] = after
+            snapshots = with_launch_counts(snapshots, before, after, time.time_ns())
+            errors = gpu_errors(self.origin_ns) if any(map(_uses_gpu, tree.all_processes)) else ()
+            return Snapshot(
+                number=number,
+                at_s=at_s,
+                ranks=snapshots,
+                gpus=gpus.result(),
+                gpu_errors=errors,
+                communicators=after,
+            )
 
     def read_status_file(self, pid: int, latest_calls: int = protocol.CALLS) -> StatusFile | None:
         """Return the status file of a process with its latest `latest_calls` calls, or None if it has none."""
@@ -310,13 +325,26 @@ class StackSampler:
         return stacks
 
     def _gpus(self, tree: ProcessTree) -> tuple[Gpu, ...]:
-        if not any(end.startswith("/dev/nvidia") for process in tree.all_processes for end in process.open_ends):
+        if not any(_uses_gpu(process) for process in tree.all_processes):
             return ()
         try:
             return gpu_state()
         except (CommandFailed, ValueError) as error:
             self._note("gpus", str(error), None)
             return ()
+
+    def _communicators(self, tree: ProcessTree) -> tuple[NcclCommunicator, ...]:
+        """Return the communicators of the run, as NCCL's RAS service in one of the ranks describes them."""
+        ranks = {process.pid: rank for rank, process in tree.processes.items()}
+        for process in tree.processes.values():
+            address = find_ras(procfs.environment(process.pid), process.sockets) if _uses_gpu(process) else None
+            if address is not None:
+                try:
+                    return parse_ras(query_ras(address), ranks)
+                except (OSError, ValueError) as error:
+                    self._note("NCCL's RAS service", str(error), None)
+                return ()
+        return ()
 
     # The flight recorder.
 
@@ -445,6 +473,10 @@ def drop_incomplete_recorders(snapshots: Sequence[RankSnapshot]) -> tuple[RankSn
     if all(rank.collectives for rank in without_status_file):
         return tuple(snapshots)
     return tuple(replace(rank, collectives=()) if rank in without_status_file else rank for rank in snapshots)
+
+
+def _uses_gpu(process: Process) -> bool:
+    return any(end.startswith("/dev/nvidia") for end in process.open_ends)
 
 
 def _load_factor() -> float:

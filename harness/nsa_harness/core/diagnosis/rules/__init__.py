@@ -205,6 +205,7 @@ RULES: Mapping[RulePhase, tuple[Rule, ...]] = {
     RulePhase.PROGRAM: (),  # `diagnose` receives the rules that come with the program
     RulePhase.SURROUNDINGS: (
         frameworks.framework_phase,
+        resources.gpu_fault,
         resources.idle_device,
         silent_faults.dirty_exit,
         failures.orphan_process,
