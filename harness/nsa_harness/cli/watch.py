@@ -53,6 +53,17 @@ def watch(
             min=0.001,
         ),
     ] = None,
+    shared: Annotated[
+        Path | None,
+        option(
+            "--shared DIR",
+            "For a job on several nodes: start this command on each node, with the same directory, which all nodes"
+            " share. One report for the whole job is written to DIR.",
+        ),
+    ] = None,
+    nodes: Annotated[
+        int, option("--nodes N", "With --shared: number of nodes. Default: torchrun's --nnodes.", min=0)
+    ] = 0,
     quiet: Annotated[bool, option("--quiet", "Print only stalls, recoveries and hangs.")] = False,
     as_json: Annotated[
         bool, option("--json", "Print events as JSON lines to stderr. stdout stays the command's.", REPORT)
@@ -76,14 +87,20 @@ def watch(
     from nsa_harness.core.scenario.observed_job import observed_limits
     from nsa_harness.supervisor.launch.project_file import project_limits
 
+    if nodes and shared is None:
+        raise UsageError("--nodes N needs --shared DIR, a directory that all nodes of the job share")
     kind, hook = _parse_on_hang(on_hang)
     request = WatchRequest(
         command=command, limits=observed_limits(limits or (), deadline, defaults=project_limits(Path.cwd())),
-        on_hang=kind, hook=hook, quiet=quiet,
+        on_hang=kind, hook=hook, quiet=quiet, shared=shared, nodes=nodes,
         options=run_options(
             out, probe, as_json=as_json, no_redact=no_redact, git_diff=git_diff, no_values=no_values, notify=notify
         ),
     )  # fmt: skip
+    if shared is not None:
+        from nsa_harness.commands.watch_node import watch_node
+
+        raise typer.Exit(watch_node(request))
     raise typer.Exit(run_watch(request))
 
 

@@ -18,6 +18,8 @@ from nsa_harness.core.diagnosis.engine import diagnose
 from nsa_harness.core.diagnosis.explanation import Rule
 from nsa_harness.core.diagnosis.profile import PROFILE_FILE
 from nsa_harness.core.evidence.evidence import Evidence
+from nsa_harness.core.evidence.frame_values import ProcessValues
+from nsa_harness.core.evidence.nodes import PID_SPAN
 from nsa_harness.core.experiment.diagnostic_rerun import is_experiment, is_recorded
 from nsa_harness.core.experiment.trial import FAILED_STATUSES
 from nsa_harness.core.experiment.why import silent_difference, silent_finding
@@ -46,7 +48,7 @@ from nsa_harness.supervisor.storage.rundir import AttemptDir, working_directory
 from nsa_harness.supervisor.storage.safe_directory import Budget
 from nsa_harness.supervisor.storage.sources import with_source_text, with_sources
 from nsa_harness.supervisor.storage.values import collect_values
-from nsa_harness.texts.sentences import in_words, with_words
+from nsa_harness.texts.sentences import in_words, nodes_note, with_words
 
 _NUMBER_DIGITS = 9
 
@@ -101,6 +103,8 @@ def judge_attempt(
     attempt.directory.budget = budget = read_budget or Budget()
     budget.add_ranks(spec.ranks)
     evidence = collect(attempt, spec, node, reported_values if is_own_program else None)
+    if evidence.nodes:
+        spec = replace(spec, notes=(*spec.notes, nodes_note(evidence)))
     evidence = with_sources(attempt, evidence, launched_here=read_budget is None)
     profile = "".join(f"{line}\n" for line in profile_text(evidence))
     unwritten = write_file(attempt, attempt.path / PROFILE_FILE, profile) if evidence.samples else ()
@@ -121,8 +125,7 @@ def judge_attempt(
     if spec.expect.communication and outcome.verdict.status is Status.PASS:
         check = f"a step communicates as {spec.expect.communication.file} says"
         outcome = replace(outcome, passed_checks=(*outcome.passed_checks, check))
-    pids = {rank.rank: rank.pid for rank in evidence.ranks}
-    values, unread = collect_values(attempt, pids, is_needed=outcome.verdict.status is not Status.PASS)
+    values, unread = _values(attempt, evidence, is_needed=outcome.verdict.status is not Status.PASS)
     outcome = replace(
         outcome,
         values=shown_values(outcome, evidence.sources, values, with_definitions=evidence.is_attached),
@@ -138,6 +141,22 @@ def judge_attempt(
     unwritten += write_file(attempt, attempt.result, f"{outcome.verdict.status}\n")
     unwritten += _write_trace(attempt, evidence, outcome)  # last, so that a full disk costs the trace, not the verdict
     return replace(outcome, trouble=(*outcome.trouble, *unwritten))
+
+
+def _values(
+    attempt: AttemptDir, evidence: Evidence, *, is_needed: bool
+) -> tuple[tuple[ProcessValues, ...], tuple[Trouble, ...]]:
+    """Return the values of all ranks, and what could not be read. The files of the ranks may be those of nodes."""
+    values: tuple[ProcessValues, ...] = ()
+    unread: tuple[Trouble, ...] = ()
+    nodes: list[str | None] = [*sorted(set(evidence.nodes.values()))] or [None]
+    for node in nodes:
+        ranks = [rank for rank in evidence.ranks if node is None or evidence.nodes.get(rank.rank) == node]
+        pids = {rank.rank: rank.pid and rank.pid % PID_SPAN for rank in ranks}
+        files = attempt if node is None else attempt.with_files_of(node)
+        found, trouble = collect_values(files, pids, is_needed=is_needed)
+        values, unread = values + found, unread + trouble
+    return values, unread
 
 
 def _with_origin(attempt: AttemptDir, spec: RunSpec, outcome: Outcome, *, launched_here: bool) -> Outcome:

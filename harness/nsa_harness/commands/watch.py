@@ -13,10 +13,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 from nsa_harness import __version__
-from nsa_harness.commands.attempt import AttemptAudience, prepare
+from nsa_harness.commands.attempt import AttemptAudience, Notify, prepare
 from nsa_harness.commands.judge import judge_attempt
 from nsa_harness.commands.session import notifiers, report_of, run_directory, session, write_report
 from nsa_harness.core.evidence.evidence import Ending
@@ -75,6 +75,8 @@ class WatchRequest:
     on_hang: OnHang
     hook: str  # the user's command for --on-hang=exec, or ""
     quiet: bool
+    shared: Path | None = None  # the directory that the agents of all nodes of the job share
+    nodes: int = 0  # number of nodes, if it was given
     options: RunOptions  # with `json`, events are printed to stderr, because stdout belongs to the job
 
 
@@ -107,6 +109,9 @@ class WatchSession:
             command=self.request.options.command, harness=__version__, machine=self.facts, controller=os.getpid(),
             plan=(self.spec,), probe=self.request.options.probe, plan_text=shipped_plan(),
         )  # fmt: skip
+        self._store_record()
+
+    def _store_record(self) -> None:
         write_record(self.run, self.record)
 
     def run_command(self) -> int:
@@ -114,25 +119,33 @@ class WatchSession:
         began = time.monotonic()
         clock: Callable[[], float] = lambda: time.monotonic() - began  # noqa: E731
         directory = self.run.directory
+        attempt = self._first_attempt()
         with directory.open_for_append(self.run.events) as events, directory.open_for_append(self.run.log) as log:
             screen = Events(sys.stderr, self.run.run_id, clock) if self.request.options.json else self.output
             files = (Events(events, self.run.run_id, clock), WatchedCommandOutput(log, quiet=False))
             notifier = notifiers(self.request.options, self.run, is_observed=True)
-            self.broadcast = Broadcast(listeners=(*files, screen, *notifier))
+            self.broadcast = self._to_listeners(screen, (*files, *notifier))
             try:
-                status = self._attempts()
+                status = self._attempts(attempt)
             finally:
                 self.broadcast(lambda listener: listener.close())
         if self.run.path.is_dir():
             redact_run(self.run)
         return status
 
-    def _attempts(self) -> int:
-        attempt = self.run.attempt(self.spec.scenario)
+    def _first_attempt(self) -> AttemptDir:
+        return self.run.attempt(self.spec.scenario)
+
+    def _to_listeners(self, screen: Listener, others: tuple[Listener, ...]) -> Notify:
+        """Return a function that tells the screen and the other listeners of each event."""
+        return Broadcast(listeners=(*others, screen))
+
+    def _attempts(self, attempt: AttemptDir) -> int:
         self.broadcast(lambda listener: listener.on_plan(self.facts, [self.run.redaction.spec(self.spec)]))
         prepare(attempt, self.spec, self.facts)
         child_command = start_watched_command(self.request.command, attempt, self.request.options.probe, self.forwarder)
         self.forwarder.follow(child_command.child.pid)
+        self._begin(child_command)
         if not self.request.options.json:
             self.output.print_start(self.run.path)
         ended_by_us = self._observe_as_long_as_stored(child_command, attempt)
@@ -140,6 +153,9 @@ class WatchSession:
         for hook in self.hooks:
             hook.wait()
         return status
+
+    def _begin(self, child_command: WatchedCommand) -> None:
+        """Do what an agent does when its command has started."""
 
     def _observe_as_long_as_stored(self, child_command: WatchedCommand, attempt: AttemptDir) -> bool:
         """Observe the job. If the directory of the report is deleted, say so and leave the job alone."""
@@ -165,14 +181,18 @@ class WatchSession:
                 child_command.end(_GRACE_S)
             else:
                 child_command.release()
-            outcome = self._judge(observation, self.number)
-            self._report(outcome, is_final=True)
-            if must_end and not self.request.options.json:
-                self.output.print_verdict(outcome, self.run.path, "nsa-harness ended the job")
+            self._conclude(child_command, observation, must_end=must_end)
             return must_end
 
+    def _conclude(self, child_command: WatchedCommand, observation: ObservedJob, *, must_end: bool) -> None:  # noqa: ARG002
+        """Judge and report the job, which has ended or was ended by nsa-harness (`must_end`)."""
+        outcome = self._judge(observation, self.number)
+        self._report(outcome, is_final=True)
+        if must_end and not self.request.options.json:
+            self.output.print_verdict(outcome, self.run.path, "nsa-harness ended the job")
+
     def _observation(self, child_command: WatchedCommand, attempt: AttemptDir) -> ObservedJob:
-        observation = ObservedJob(
+        observation: ObservedJob = self._new_job(
             command=child_command,
             spec=self.spec,
             attempt=attempt,
@@ -182,6 +202,9 @@ class WatchSession:
             ends_job=self.request.on_hang is OnHang.KILL,
         )
         return observation
+
+    def _new_job(self, **parts: Any) -> ObservedJob:
+        return ObservedJob(**parts)
 
     def _next_attempt(self, child_command: WatchedCommand, observation: ObservedJob) -> AttemptDir:
         ended_number = self.number
@@ -223,19 +246,17 @@ class WatchSession:
         if not self.request.options.json:
             self.output.print_verdict(outcome, self.run.path, "the job is still running")
         if self.request.on_hang is OnHang.EXEC and ending in (Ending.STALL, Ending.DEADLINE):
-            self._call_hook(observation)
+            self._call_hook(observation.attempt)
 
-    def _call_hook(self, observation: ObservedJob) -> None:
+    def _call_hook(self, attempt: AttemptDir) -> None:
         """Start the user's command from `--on-hang=exec`, with the verdict file as its input."""
 
         def report_failure(reason: str) -> None:
             option = self.run.redaction.text(f"--on-hang=exec {self.request.hook}")
-            observation.attempt.append_record(
-                observation.attempt.watch, {"event": "trouble", "what": option, "why": reason, "rank": None}
-            )
+            attempt.append_record(attempt.watch, {"event": "trouble", "what": option, "why": reason, "rank": None})
             self.output.print_line(f"{option}: {reason}")
 
-        hook = Hook(command=self.request.hook, document=observation.attempt.verdict, on_failure=report_failure)
+        hook = Hook(command=self.request.hook, document=attempt.verdict, on_failure=report_failure)
         self.hooks.append(hook)
         hook.start()
 

@@ -14,7 +14,7 @@ from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.diagnosis.engine import Diagnosis
 from nsa_harness.core.diagnosis.explanation import Explanation, OpenQuestion, json_facts
 from nsa_harness.core.diagnosis.stall_note import StalledRanks, StallNote
-from nsa_harness.core.evidence.network import UnansweredConnection, UnresolvedHost
+from nsa_harness.core.evidence.evidence import Evidence
 from nsa_harness.core.outcome.wording import Meshes, located_rank, shorten
 from nsa_harness.core.report import Finding, Outcome, Place, Trouble
 from nsa_harness.texts.causes import LEFT_OPEN, SHARED, remedy, sections, text_of
@@ -164,6 +164,19 @@ def _code_with_facts(code: str, facts: Mapping[str, object]) -> str:
     return f"{code} ({text})" if text else code
 
 
+def nodes_note(evidence: Evidence) -> str:
+    """Return a note on the nodes of a job, with the ranks and the clock of each."""
+    nodes = list(dict.fromkeys(evidence.nodes[rank] for rank in sorted(evidence.nodes)))
+    shown = []
+    for node in nodes[:_MAX_NODES]:
+        own_ranks = ranks([rank for rank, own in evidence.nodes.items() if own == node])
+        clock = f"; {evidence.clocks[node]}" if node in evidence.clocks else ""
+        shown.append(f"{node} ({own_ranks}{clock})")
+    more = f" and {len(nodes) - _MAX_NODES} more" if len(nodes) > _MAX_NODES else ""
+    return f"observed by an agent on each of {len(nodes)} nodes: {', '.join(shown)}{more}"
+
+
+_MAX_NODES = 8
 _MENTION = re.compile(r"\branks? (?:\d+(?:, \d+){0,3}(?: and \d+)?)(?![-\d]|\.\d)(?!, \d| and \d| \()")
 _NUMBER = re.compile(r"\d+")
 _STEP = re.compile(r",? (?:(?:in|of|since|after|to) )?step \d+\b|\b\d+ steps? done, ")

@@ -294,6 +294,7 @@ class Cause(StrEnum):
     MISSING_NEED = replace(_ROW, code="missing_need", verdicts=(Status.SKIP,), certain_by=(_E.FACT,),
         enters_tree=_NEVER)
     INTERRUPTED = replace(_UNJUDGED, code="interrupted", has_culprit=False, second_run=None)
+    NODE_LOST = replace(_UNJUDGED, code="node_lost", has_culprit=False)
     STILL_RUNNING = replace(_UNJUDGED, code=STILL_RUNNING)
     SUSPECTED = replace(_UNJUDGED, code=SUSPECTED)
     INCONCLUSIVE = replace(_UNJUDGED, code=INCONCLUSIVE, has_culprit=False, second_run=None)

@@ -431,8 +431,9 @@ def ranks_by_facts(facts: Iterable[tuple[int, Facts]]) -> tuple[Facts, ...]:
 
 
 def meshes(evidence: Evidence) -> Meshes:
-    """Return the recorded device mesh coordinates of each rank."""
-    return {rank.rank: rank.status_file.mesh for rank in evidence.ranks if rank.status_file and rank.status_file.mesh}
+    """Return the node of each rank, if several nodes were observed, and its recorded device mesh coordinates."""
+    places = {rank.rank: rank.status_file.mesh for rank in evidence.ranks if rank.status_file and rank.status_file.mesh}
+    return {**places, **{rank: (("", node), *places.get(rank, ())) for rank, node in evidence.nodes.items()}}
 
 
 def step_in_progress(context: DiagnosisContext, rank: RankEvidence) -> int | None:

@@ -526,3 +526,8 @@ class Evidence:
     disk_full: str | None = None  # how the reaper noticed that the run's disk is full; None = it is not full
     groups: dict[str, tuple[int, ...]] = field(default_factory=dict)  # members from a dump, if no status file has them
     nccl: NcclInfo | None = None  # from NCCL's log; None = NCCL wrote nothing
+    # For a job whose nodes were observed by an agent each:
+    nodes: dict[int, str] = field(default_factory=dict)  # rank -> its node; {} = only one node was observed
+    clocks: dict[str, str] = field(default_factory=dict)  # node -> how its clock differs from that of the first node
+    lost_nodes: tuple[str, ...] = ()  # nodes whose agent ended before the ranks did
+    missing_nodes: tuple[str, ...] = ()  # nodes of the job on which no agent was started

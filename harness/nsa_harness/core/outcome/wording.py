@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from nsa_harness.core.report import Place
 
-Coordinates = tuple[tuple[str, int], ...]
+Coordinates = tuple[tuple[str, int | str], ...]  # the node of a rank has the axis ""
 Meshes = Mapping[int, Coordinates]
 
 _MAX_SPANS = 4  # ranges and single ranks shown; the rest are counted
@@ -104,4 +104,4 @@ def located_rank(rank: int, places: Meshes) -> str:
 
 
 def _coordinates_text(place: Coordinates) -> str:
-    return " ".join(f"{axis}={coordinate}" for axis, coordinate in place)
+    return " ".join(f"{axis}={coordinate}" if axis else str(coordinate) for axis, coordinate in place)

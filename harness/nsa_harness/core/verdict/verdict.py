@@ -161,12 +161,14 @@ class Judgement:
 
 def judge(evidence: Evidence) -> Judgement:
     """Return the verdict. FAIL comes before HANG, because a dead rank explains why others wait."""
-    proof = _proof(evidence)
+    proof = proof_of(evidence)
     failures = _failures(evidence, proof)
     if evidence.ending is Ending.POST_MORTEM:
         return _judge_post_mortem(evidence, failures)
     if evidence.launcher_error:
         return Judgement(status=Status.ERROR, failures=failures, proof=None, error=evidence.launcher_error)
+    if error := missing_nodes_text(evidence, failures):
+        return Judgement(status=Status.ERROR, failures=failures, proof=None, error=error)
     if failures or evidence.ending is Ending.DEADLINE:
         return Judgement(status=Status.FAIL, failures=failures, proof=proof)
     if proof is not None:
@@ -184,6 +186,23 @@ def judge(evidence: Evidence) -> Judgement:
         Ending.DETACHED: observation_sentence(evidence),
     }
     return Judgement(status=Status.ERROR, failures=(), proof=None, error=errors[evidence.ending])
+
+
+def missing_nodes_text(evidence: Evidence, failures: Sequence[Failure]) -> str | None:
+    """Return why a job on several nodes cannot be judged: the end of a node's ranks is unknown, or they never began.
+
+    A rank that failed on its own is the reason even if a node was lost later.
+    """
+    on_lost = {rank for rank, node in evidence.nodes.items() if node in evidence.lost_nodes}
+    own = [failure for failure in failures if not failure.is_collateral and failure.rank is not None]
+    if evidence.lost_nodes and not [failure for failure in own if failure.rank not in on_lost]:
+        lost = ", ".join(evidence.lost_nodes)
+        ranks = f" with {_ranks_text(sorted(on_lost))}" if on_lost else ""
+        return f"{lost}{ranks} stopped reporting before the job had ended: the node or its agent was lost"
+    if evidence.missing_nodes and not any(rank.pid for rank in evidence.ranks):
+        missing = ", ".join(dict.fromkeys(evidence.missing_nodes))
+        return f"{missing} never came: nsa-harness was not started there, so the ranks could not start"
+    return None
 
 
 def _judge_post_mortem(evidence: Evidence, failures: tuple[Failure, ...]) -> Judgement:
@@ -297,7 +316,8 @@ def _ending_without_controller(evidence: Evidence) -> str:
     return "its guardian ended the run"
 
 
-def _proof(evidence: Evidence) -> Proof | None:
+def proof_of(evidence: Evidence) -> Proof | None:
+    """Return the proof that the evidence of a stall contains, or None if it proves no hang."""
     if evidence.ending is not Ending.STALL or not evidence.snapshots:
         return None
     return prove(

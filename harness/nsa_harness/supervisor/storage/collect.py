@@ -52,6 +52,7 @@ from nsa_harness.core.evidence.gradients import (
 from nsa_harness.core.evidence.health_records import read_health_samples
 from nsa_harness.core.evidence.health_samples import HealthSamples
 from nsa_harness.core.evidence.host import MemoryAtEvent, NcclInfo, read_nccl
+from nsa_harness.core.evidence.nodes import merge
 from nsa_harness.core.evidence.reduced import (
     COVERAGE_BYTES,
     HISTORIES,
@@ -75,6 +76,7 @@ from nsa_harness.supervisor.storage.journals import Journals, first_line
 from nsa_harness.supervisor.storage.metrics import as_integer, last_number, number_in, read_table
 from nsa_harness.supervisor.storage.recordings import EXPERIMENT_FILE
 from nsa_harness.supervisor.storage.rundir import AttemptDir
+from nsa_harness.supervisor.storage.values import FILE as VALUES_FILE
 
 _MAX_HALF_BYTES = 32 << 20
 _PROBE_FILES = {  # name in the probe directory -> name in the rank's directory
@@ -195,14 +197,43 @@ _Value = TypeVar("_Value")
 
 def collect(attempt: AttemptDir, spec: RunSpec, node: str, read_reported: ReadReported | None = None) -> Evidence:
     """Collect an attempt's evidence from its files, and write it. `read_reported` reads the program's own tables."""
-    collector = _EvidenceCollector(attempt=attempt, spec=spec)
-    evidence, text = reduce_to_limit(attempt.redaction.value(collector.evidence(node, read_reported)))
+    if names := attempt.nodes():
+        whole = _merged(attempt, spec, names)
+    else:
+        whole = _EvidenceCollector(attempt=attempt, spec=spec).evidence(node, read_reported)
+    evidence, text = reduce_to_limit(attempt.redaction.value(whole))
     try:
         attempt.directory.make_directory(attempt.evidence)
         attempt.directory.write(attempt.evidence / f"{node}.json", text)
     except OSError as error:
         evidence = replace(evidence, trouble=(*evidence.trouble, Trouble(what="evidence", why=first_line(error))))
     return evidence
+
+
+def _merged(attempt: AttemptDir, spec: RunSpec, names: Sequence[str]) -> Evidence:
+    """Return the merged evidence of an attempt that was observed by an agent on each of several nodes."""
+    views = {name: attempt.with_files_of(name) for name in names}
+    ranks = {name: set(Journals(attempt=view).pids) for name, view in views.items()}
+    unseen = set(range(spec.ranks)).difference(*ranks.values())
+    ranks[names[0]] |= unseen
+    for name, own in ranks.items():
+        for rank in own - unseen:
+            _copy_values(attempt, name, rank)
+    parts = {
+        name: _EvidenceCollector(attempt=view, spec=spec, ranks=tuple(sorted(ranks[name]))).evidence(name, None)
+        for name, view in views.items()
+    }
+    expected = next((one for one in attempt.directory.read_records(attempt.watch) if one.get("event") == "nodes"), {})
+    return merge(parts, int(expected.get("expected") or 0), tuple(map(str, expected.get("names") or ())))
+
+
+def _copy_values(attempt: AttemptDir, node: str, rank: int) -> None:
+    """Copy the values that a node's agent has read from a rank to the rank's directory."""
+    source = attempt.node(node).rank(rank) / VALUES_FILE
+    with suppress(OSError):
+        if attempt.directory.exists(source):
+            attempt.directory.make_directory(attempt.rank(rank))
+            attempt.directory.copy_ends(source, attempt.rank(rank) / VALUES_FILE, _MAX_HALF_BYTES)
 
 
 def reduce_to_limit(evidence: Evidence) -> tuple[Evidence, str]:
@@ -270,12 +301,14 @@ def _proven_kind(evidence: Evidence) -> HangKind | None:
 class _EvidenceCollector:
     attempt: AttemptDir
     spec: RunSpec
+    ranks: Sequence[int] = ()  # the ranks to collect; () = all ranks of the job
     trouble: list[Trouble] = field(default_factory=list)
     trace_lines: list[str] = field(default_factory=list)  # lines of the programs' own traces, of all ranks
 
     def __post_init__(self) -> None:
         self.directory = self.attempt.directory
         self._trace_chars = _MAX_TRACE_CHARS
+        self.ranks = self.ranks or range(self.spec.ranks)
         self.journals = Journals(attempt=self.attempt, trouble=self.trouble)
 
     def evidence(self, node: str, read_reported: ReadReported | None) -> Evidence:
@@ -288,10 +321,10 @@ class _EvidenceCollector:
         )
         exits = tuple(journals.exits())
         ending = journals.last_record("ending")
-        ranks = tuple(self._rank(rank, exits) for rank in range(self.spec.ranks))
+        ranks = tuple(self._rank(rank, exits) for rank in self.ranks)
         if not self.directory.exists(self.attempt.logs):
             ranks = _without_shared_traceback(ranks)
-        if any(self.directory.is_file(self.attempt.rank(rank) / "stdout.log") for rank in range(self.spec.ranks)):
+        if any(self.directory.is_file(self.attempt.rank(rank) / "stdout.log") for rank in self.ranks):
             self._write(self.attempt.traces, self.trace_lines)
         if ledgers := {rank.rank: rank.ledger for rank in ranks if rank.ledger}:
             self._write(self.attempt.path / "step_ledger.txt", ledger_table(ledgers))
@@ -410,7 +443,7 @@ class _EvidenceCollector:
                 yield MemoryAtEvent(moment=moment, step=step, **sizes)
 
     def _nccl(self) -> NcclInfo | None:
-        rank_dirs = {rank: self.attempt.rank(rank) for rank in range(self.spec.ranks)}
+        rank_dirs = {rank: self.attempt.rank(rank) for rank in self.ranks}
         return read_nccl(
             {
                 rank: chain.from_iterable(self.directory.read_lines(rank_dir / name, _MAX_LINE) for name in _STREAMS)
@@ -490,7 +523,7 @@ class _EvidenceCollector:
         self, read: Callable[[Iterable[dict[str, Any]]], dict[int, tuple[str, ...]]]
     ) -> dict[int, dict[int, tuple[str, ...]]]:
         """Return, for each rank, the order in which its gradients became ready in each step."""
-        paths = {rank: self.attempt.path / f"grad_order_rank{rank}.jsonl" for rank in range(self.spec.ranks)}
+        paths = {rank: self.attempt.path / f"grad_order_rank{rank}.jsonl" for rank in self.ranks}
         return {
             rank: read(self.directory.read_records(path))
             for rank, path in paths.items()

@@ -9,6 +9,7 @@ import secrets
 import shlex
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
+from copy import copy
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
@@ -24,6 +25,7 @@ from nsa_harness.supervisor.storage.redaction import Redaction
 from nsa_harness.supervisor.storage.safe_directory import BALLAST, SafeDirectory, fill_ballast, release_ballast
 
 SPEC, _SECRETS, _JOURNAL = "spec.json", "secrets.json", "processes.jsonl"
+NODES = "nodes"  # in an attempt of a job that an agent on each node observes: a directory for each node
 _RUN_ID = "2*T*-*"  # pattern of the directory names that `create_run` makes
 _MAX_BYTES = 16 << 20  # largest run.json or report.json that is read
 
@@ -74,6 +76,23 @@ class AttemptDir:
 
     def rank(self, rank: int) -> Path:
         return self.path / f"rank{rank}"
+
+    def nodes(self) -> list[str]:
+        """Return the names of the nodes whose agents have written to this attempt, or [] if it had no agents."""
+        return [path.name for path in self.directory.subdirectories(self.path / NODES)]
+
+    def node(self, name: str) -> AttemptDir:
+        """Return the part of this attempt that only the agent of one node writes."""
+        path = self.path / NODES / name
+        redaction = Redaction(path / _SECRETS, is_on=self.redaction.is_on)
+        return AttemptDir(path, self.directory.root, redaction, git_diff=self.git_diff, reads_values=self.reads_values)
+
+    def with_files_of(self, name: str) -> AttemptDir:
+        """Return this attempt as seen by the agent of one node. What is collected is written to the attempt itself."""
+        view, node = copy(self), self.node(name)
+        for attribute in ("probe_files", "dumps", "processes", "watch", "interruption_note", "output", "logs"):
+            setattr(view, attribute, getattr(node, attribute))
+        return view
 
 
 class RunDir:

@@ -309,7 +309,7 @@ class Watch:
         exits = bool(files) and self.spec.limits.stall_s is None and all(map(is_exiting, files))
         return max(EXIT_S, limit_s) if exits else limit_s
 
-    def _closed_wait_limit_s(self, limit_s: float) -> float:
+    def closed_wait_limit_s(self, limit_s: float) -> float:
         """Return how long the ranks may make no progress before they are checked for a closed wait.
 
         Nothing can end such a wait, so it needs no longer limit in slow phases. A limit that the user has set is kept.
@@ -378,8 +378,8 @@ class Watch:
         if self.stalled_since_s is None:
             if pause_s < limit_s and not self._has_closed_wait(now_s, progress_s, limits):
                 return None
-            self._begin_suspicion(now_s, progress_s, limit_s)
-        if not self.is_due("episode", now_s, self._interval_s(limits)):
+            self.begin_suspicion(now_s, progress_s, limit_s)
+        if not self.is_due("episode", now_s, self.interval_s(limits)):
             return None
         self.snapshots.take()
         proof = self.snapshots.proof(limits, only_closed=pause_s < limit_s)
@@ -424,7 +424,7 @@ class Watch:
 
     def _has_closed_wait(self, now_s: float, progress_s: float, limits: Limits) -> bool:
         """Return whether nothing can end the waits of a pause that is still shorter than the stall limit."""
-        if now_s - progress_s < self._closed_wait_limit_s(self.stall_limit_s(limits)):
+        if now_s - progress_s < self.closed_wait_limit_s(self.stall_limit_s(limits)):
             return False
         if self.checked_since_s != progress_s:
             self.checked_since_s, self.next_due_s["closed wait"] = progress_s, now_s
@@ -432,7 +432,7 @@ class Watch:
         interval_s = SETTLE_S + _FAST_POLL_S if len(self.snapshots.episode) < 2 else _CLOSED_CHECK_S
         return self.is_due("closed wait", now_s, interval_s) and self.snapshots.show_closed_wait(limits)
 
-    def _begin_suspicion(self, now_s: float, progress_s: float, limit_s: float) -> None:
+    def begin_suspicion(self, now_s: float, progress_s: float, limit_s: float) -> None:
         pause_s = now_s - progress_s
         self.stalled_since_s, self.reported_stall = progress_s, None
         self.stalled_phases = (
@@ -464,7 +464,7 @@ class Watch:
             text += f"; the limit for pauses of this kind is now {limit_s:.1f} s"
         self.listener.report_recovery(text)
 
-    def _interval_s(self, limits: Limits) -> float:
+    def interval_s(self, limits: Limits) -> float:
         """Return the seconds until the next snapshot: short before the second one, then long enough to see a loop."""
         assert limits.busy_s is not None
         assert limits.stall_s is not None

@@ -34,7 +34,7 @@ from nsa_harness.core.evidence.health_samples import PrintedMessage
 from nsa_harness.core.evidence.stacks import is_library, user_frame
 from nsa_harness.core.report import CollectiveRef, Facts, Place, Status
 from nsa_harness.core.verdict.motion import Motion
-from nsa_harness.core.verdict.verdict import Failure, FailureKind, ranks_with_progress
+from nsa_harness.core.verdict.verdict import Failure, FailureKind, missing_nodes_text, ranks_with_progress
 from nsa_harness.core.verdict.wait import Wait
 from nsa_harness.core.verdict.wait_graph import RANK_WAITS
 
@@ -422,6 +422,9 @@ def not_judged(context: DiagnosisContext) -> Explanation | None:
     if context.judgement.status is not Status.ERROR:
         return None
     ending, error = context.evidence.ending, context.judgement.error or ""
+    if missing_nodes_text(context.evidence, context.judgement.failures):
+        facts = {"error": error, "nodes": [*context.evidence.lost_nodes, *context.evidence.missing_nodes]}
+        return Explanation(cause=Cause.NODE_LOST, evidence=EvidenceKind.FACT, facts=facts, proof=("watch.jsonl",))
     full_disk = context.evidence.disk_full
     if full_disk is not None and ending not in (Ending.DETACHED, Ending.INTERRUPTED, Ending.CONTROLLER_DIED):
         return Explanation(
