@@ -100,6 +100,7 @@ WITHOUT_PROGRAM = {
     Cause.SAME_PLACE: ("tests/core/test_same_place.py", "needs several attempts of one launch"),
     Cause.MISSING_NEED: ("tests/core/test_outcome.py", "needs a machine that lacks something"),
     Cause.INTERRUPTED: (FROZEN, "Ctrl-C comes from outside the program"),
+    Cause.NODE_LOST: ("tests/core/test_nodes.py", "needs a job on several nodes"),
     Cause.STILL_RUNNING: (FROZEN, "needs a job that is only inspected"),
     Cause.SUSPECTED: (FROZEN, "needs a job that is only inspected"),
     Cause.INCONCLUSIVE: ("tests/core/test_aftermath.py", "needs the incomplete files of a job that was not watched"),

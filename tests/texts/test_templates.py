@@ -32,39 +32,7 @@ TABLES = {LEFT_OPEN, SHARED, "child_wait", "could_end", "refused", "what_follows
 LINE = Place(file="/own/train.py", line=31)
 # Facts of causes that no frozen evidence shows, or not in each variant.
 BY_HAND: dict[str, list[dict[str, Any]]] = {
-    "slow_link": [
-        {
-            "local_host": "10.0.0.1",
-            "peer_host": "10.0.0.2",
-            "bytes_per_s": 2e6,
-            "busy_percent": 66.7,
-            "sent_bytes": 40_000_000,
-            "retransmitted": retransmitted,
-            "other_bytes_per_s": other,
-        }
-        for retransmitted, other in ((0, None), (3, 1e8))
-    ],
-    "infra": [
-        {
-            "variant": "unanswered",
-            "by_rank": by_rank,
-            "peer": "10.0.0.1:29400",
-            "waited_s": 39.0,
-            "attempts": 6,
-            "failure": "the launcher ended with exit code 1",
-            "open_files": None,
-        }
-        for by_rank in (None, 3)
-    ]
-    + [
-        {
-            "variant": "unresolved",
-            "host": "node-7",
-            "error": "Name or service not known",
-            "failure": "the launcher ended with exit code 1",
-            "open_files": None,
-        }
-    ],
+    "node_lost": [{"error": "n2 stopped reporting", "nodes": ("n2",)}],
     "hidden_package": [{"file": "/own/torch.py", "launcher": launcher} for launcher in (False, True)],
     "framework_phase": [
         {

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from nsa_harness.commands.attempt import Notify, prepare
+from nsa_harness.commands.attempt import AttemptAudience, Notify, prepare
 from nsa_harness.commands.judge import judge_attempt, judge_stored
 from nsa_harness.commands.session import report_of, write_report
 from nsa_harness.commands.watch import OnHang, WatchRequest, WatchSession
@@ -72,6 +72,14 @@ def _restarts() -> int:
     return int(count) if count.isdecimal() else 0
 
 
+@dataclass(frozen=True, kw_only=True)
+class NodeAudience(AttemptAudience):
+    """An adapter that passes on the progress of a node's ranks. A stall of one node is not a stall of the job."""
+
+    def report_stall(self, text: str) -> None: ...
+    def report_recovery(self, text: str) -> None: ...
+
+
 @dataclass(kw_only=True)
 class NodeWatchSession(WatchSession):
     """The session of one node's agent. Only the coordinator judges the job and writes its documents."""
@@ -109,7 +117,6 @@ class NodeWatchSession(WatchSession):
         self.screen, self.whole_job = Broadcast(listeners=(screen,)), Broadcast(listeners=others)
 
         def notify(tell: Callable[[Listener], None]) -> None:
-            # A stall of one node is none of the job.
             if self.agent.leads:
                 self.whole_job(tell)
 
@@ -130,7 +137,8 @@ class NodeWatchSession(WatchSession):
         self.agent.coordinate()
 
     def _new_job(self, **parts: Any) -> ObservedJob:
-        return NodeJob(agent=self.agent, **parts)
+        whole = self.files.attempt.path.name
+        return NodeJob(**{**parts, "agent": self.agent, "listener": NodeAudience(name=whole, notify=self.broadcast)})
 
     def _prepare_whole(self) -> None:
         """Write what describes the whole job, once."""

@@ -50,7 +50,7 @@ def diagnose(evidence: Evidence, judgement: Judgement, own_rules: tuple[Rule, ..
     return Diagnosis(
         cause=first.cause.value if first else None,
         culprit=culprit,
-        explanations=(*main_finding, *side_findings),
+        explanations=tuple(_with_node(context, one) for one in (*main_finding, *side_findings)),
         divergence=divergence(difference, context.timelines, culprit.ranks if culprit else ()) if difference else None,
         meshes=meshes(evidence),
         counts_steps=context.counts_steps,
@@ -62,6 +62,21 @@ def _with_proof(context: DiagnosisContext, explanation: Explanation) -> Explanat
     ranks = explanation.ranks or tuple(context.last_snapshot)
     dumps = (context.last_snapshot[rank].proof for rank in ranks if rank in context.last_snapshot)
     return explanation if explanation.proof else replace(explanation, proof=tuple(path for path in dumps if path))
+
+
+_NODE_FILES = ("processes.jsonl", "watch.jsonl")
+
+
+def _with_node(context: DiagnosisContext, explanation: Explanation) -> Explanation:
+    """Return the explanation. If each node of the job has its own journals, cite those of the explanation's ranks."""
+    nodes = [context.evidence.nodes[rank] for rank in explanation.ranks if rank in context.evidence.nodes]
+    if not nodes or not set(_NODE_FILES).intersection(explanation.proof):
+        return explanation
+    prefixes = [f"nodes/{node}/" for node in dict.fromkeys(nodes)]
+    proof = (
+        path if path not in _NODE_FILES else f"{prefix}{path}" for path in explanation.proof for prefix in prefixes
+    )
+    return replace(explanation, proof=tuple(dict.fromkeys(proof)))
 
 
 def _culprit(context: DiagnosisContext, first: Explanation | None) -> Culprit | None:

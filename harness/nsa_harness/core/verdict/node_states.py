@@ -6,7 +6,7 @@ increase. `unseen_s` is the time, on the coordinator's own clock, since a node's
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -31,6 +31,7 @@ class NodeState:
     check_s: float = 0.0  # the pause after which it looks for a wait that nothing can end
     look: int = 0  # number of its latest answered request for a snapshot
     done: int = 0  # number of the latest decision for which all its files are stored
+    is_ending: bool = False  # the job reacts to a signal that asks it to end, so what it waits for is no hang
     restarts: int = 0  # number of proven hangs after which its ranks made progress again
     ended: bool = False  # its launcher has ended, and all its files are stored
     status: int | None = None  # exit status of its launcher
@@ -99,7 +100,7 @@ def _all_stand_still(active: Iterable[NodeState]) -> bool:
     """Return whether no rank of the job makes progress. A node without ranks may still be starting them."""
     states = list(active)
     with_living = [state for state in states if state.living_ranks]
-    are_starting = any(not state.ranks for state in states)
+    are_starting = any(not state.ranks or state.is_ending for state in states)
     still = all(state.quiet_s is not None and state.quiet_s >= state.check_s for state in with_living)
     return bool(with_living) and not are_starting and still
 
@@ -113,11 +114,12 @@ def exceeds_limits(nodes: Iterable[SeenNode]) -> bool:
     return all(state.quiet_s is None or state.quiet_s >= state.stall_s for state in active if state.living_ranks)
 
 
+def quiet_s(nodes: Iterable[SeenNode]) -> float:
+    """Return for how long no rank of the job has made progress: the shortest time that a node has measured."""
+    states = (node.state for node in nodes if not node.state.ended and not node.is_lost)
+    return min((state.quiet_s or 0.0 for state in states if state.living_ranks), default=0.0)
+
+
 def lost_nodes(nodes: Iterable[SeenNode]) -> tuple[str, ...]:
     """Return the names of the nodes whose agents no longer publish, although their ranks had not ended."""
     return tuple(sorted(node.state.node for node in nodes if node.is_lost))
-
-
-def ranks_of_nodes(nodes: Iterable[SeenNode]) -> Mapping[str, tuple[int, ...]]:
-    """Map each node to its ranks."""
-    return {node.state.node: node.state.ranks for node in nodes}

@@ -197,8 +197,8 @@ def missing_nodes_text(evidence: Evidence, failures: Sequence[Failure]) -> str |
     own = [failure for failure in failures if not failure.is_collateral and failure.rank is not None]
     if evidence.lost_nodes and not [failure for failure in own if failure.rank not in on_lost]:
         lost = ", ".join(evidence.lost_nodes)
-        ranks = f" with {_ranks_text(sorted(on_lost))}" if on_lost else ""
-        return f"{lost}{ranks} stopped reporting before the job had ended: the node or its agent was lost"
+        count = f", with {len(on_lost)} of the {evidence.world_size} ranks," if on_lost else ""
+        return f"{lost}{count} stopped reporting before the job had ended: the node or its agent was lost"
     if evidence.missing_nodes and not any(rank.pid for rank in evidence.ranks):
         missing = ", ".join(dict.fromkeys(evidence.missing_nodes))
         return f"{missing} never came: nsa-harness was not started there, so the ranks could not start"

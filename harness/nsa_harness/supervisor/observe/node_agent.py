@@ -31,6 +31,7 @@ from nsa_harness.core.verdict.node_states import (
     exceeds_limits,
     lost_nodes,
     next_step,
+    quiet_s,
 )
 from nsa_harness.core.verdict.proof import SETTLE_S, Proof
 from nsa_harness.core.verdict.verdict import proof_of
@@ -112,10 +113,10 @@ class NodeAgent:
 
     def _publish(self) -> None:
         with self._lock:
-            quiet_s = None
+            pause_s = None
             if self.state.living_ranks and self.progress_s is not None:
-                quiet_s = round(time.monotonic() - self.progress_s, 3)
-            self.state = replace(self.state, beat=self.state.beat + 1, quiet_s=quiet_s)
+                pause_s = round(time.monotonic() - self.progress_s, 3)
+            self.state = replace(self.state, beat=self.state.beat + 1, quiet_s=pause_s)
             with self._noting_failures("state.json"):
                 self.files.write_state(self.state)
                 if self.own is not None:
@@ -149,15 +150,14 @@ class NodeAgent:
         living = ranks.living_pids
         limit_s = watch.stall_limit_s(limits)
         coordination = self.coordination
-        # What a job waits for after a signal that asks it to end is no hang.
-        idle_s = 0.0 if job.ends_on_request() else now_s - ranks.last_progress_s()
         with self._lock:
-            self.progress_s = time.monotonic() - idle_s
+            self.progress_s = time.monotonic() - (now_s - ranks.last_progress_s())
             self.state = replace(
                 self.state,
                 ranks=tuple(sorted(ranks.pids)),
                 living_ranks=tuple(sorted(living)),
                 world_size=ranks.world_size,
+                is_ending=job.ends_on_request(),
                 stall_s=limit_s,
                 check_s=watch.closed_wait_limit_s(limit_s),
             )
@@ -247,11 +247,12 @@ class NodeAgent:
         if step is Step.BEGIN:
             self._episode.clear()
             self._request(replace(requests, look=requests.look + 1, first=requests.look + 1))
-            quiet_s = min(node.state.quiet_s or 0.0 for node in nodes if node.state.living_ranks)
-            self.on_stall(f"no rank of {len(nodes)} nodes has made progress for {quiet_s:.1f} s; taking stacks")
+            pause_s = quiet_s(nodes)
+            self.on_stall(f"no rank of {len(nodes)} nodes has made progress for {pause_s:.1f} s; taking stacks")
         elif step is Step.CANCEL:
             self._request(replace(requests, first=requests.look + 1))
-            self.on_recovery("progress again, so it was no hang")
+            if any(node.state.living_ranks and not node.state.is_ending for node in nodes if not node.is_lost):
+                self.on_recovery("progress again, so it was no hang")
         elif step is Step.RETRACT:
             self._request(replace(requests, first=requests.look + 1, hang=0))
             self.on_recovery("progress again, so it was no hang")

@@ -278,7 +278,7 @@ def start_watched_command(
     command: Sequence[str], attempt: AttemptDir, probe: str, forwarder: SignalForwarder
 ) -> WatchedCommand:
     """Start `command` in the terminal's foreground. Raise CommandNotStarted, leaving nothing behind, if that fails."""
-    tag = f"{attempt.path.parent.name}-{secrets.token_hex(4)}"
+    tag = f"{attempt.directory.root.name}-{secrets.token_hex(4)}"
     probe_dir = probe_directory(tag)
     order = {
         "argv": None,

@@ -424,7 +424,9 @@ def not_judged(context: DiagnosisContext) -> Explanation | None:
     ending, error = context.evidence.ending, context.judgement.error or ""
     if missing_nodes_text(context.evidence, context.judgement.failures):
         facts = {"error": error, "nodes": [*context.evidence.lost_nodes, *context.evidence.missing_nodes]}
-        return Explanation(cause=Cause.NODE_LOST, evidence=EvidenceKind.FACT, facts=facts, proof=("watch.jsonl",))
+        states = tuple(f"nodes/{node}/state.json" for node in context.evidence.lost_nodes)
+        proof = states or ("watch.jsonl",)
+        return Explanation(cause=Cause.NODE_LOST, evidence=EvidenceKind.FACT, facts=facts, proof=proof)
     full_disk = context.evidence.disk_full
     if full_disk is not None and ending not in (Ending.DETACHED, Ending.INTERRUPTED, Ending.CONTROLLER_DIED):
         return Explanation(
