@@ -219,6 +219,8 @@ def test_a_node_that_never_came_is_named_if_its_name_is_known() -> None:
     assert judge(unknown).error is not None
     assert judge(unknown).error.startswith("another node never came")
     assert merge({"n1": waiting}, 1).missing_nodes == ()
+    some = merge({"n1": replace(waiting, ranks=(rank_evidence(0), rank_evidence(1, pid=None)), world_size=2)}, 2)
+    assert diagnose(some, judge(some)).cause == "node_lost"
 
 
 # What the coordinator does.

@@ -75,6 +75,7 @@ ADDED |= {"commands: explain --ranks", "commands: history", "commands: history <
 )}  # fmt: skip
 ADDED |= {"commands: history --html", "commands: compare --html"}
 ADDED |= {f"commands: {name} --notify" for name in ("run", "watch", "ready", "claim", "bisect")}
+ADDED |= {"commands: watch --shared", "commands: watch --nodes"}
 ADDED |= {f"commands: {name}{part}" for name in ("top", "serve") for part in ("", " <[RUN]>", " --out")} | {
     "commands: serve --port"
 }

@@ -75,6 +75,8 @@ nsa-harness why --patch reports/latest""",
 nsa-harness watch -- torchrun --nproc-per-node 8 train.py
 # end the job after a proven HANG
 nsa-harness watch --on-hang=kill -- python train.py
+# in a Slurm job: an agent on each node, and one report
+srun nsa-harness watch --shared DIR -- torchrun --nnodes=2 train.py
 # send a message about a suspected stall, a HANG or a FAIL
 nsa-harness watch --notify 'exec ./page.sh' -- python train.py""",
     "attach": """

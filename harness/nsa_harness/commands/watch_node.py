@@ -205,7 +205,9 @@ class NodeWatchSession(WatchSession):
     def _conclude(self, child_command: WatchedCommand, observation: ObservedJob, *, must_end: bool) -> None:
         observation.store_spec()
         status = shell_status(child_command.child.wait())
-        self.agent.change(ended=True, status=status, living_ranks=())
+        hang = self.agent.coordination.requests.hang
+        restarts = hang if observation.watch.reported_proof is None and not must_end else 0
+        self.agent.change(ended=True, status=status, living_ranks=(), restarts=restarts)
         verdict = self.agent.wait_for_others(self._finish)
         self.agent.stop()
         release_ballast(self.files.attempt.path / NODES)

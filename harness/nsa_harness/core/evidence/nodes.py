@@ -181,7 +181,10 @@ def _ranks(parts: Sequence[Evidence]) -> tuple[RankEvidence, ...]:
 
 def _ending(endings: Sequence[Ending]) -> Ending:
     """Return how the observation of the job ended, which is how it ended on the node that decides its verdict."""
-    order = (Ending.STALL, Ending.DEADLINE, Ending.INTERRUPTED, Ending.NOT_LAUNCHED, Ending.RESTARTED, Ending.EXITED)
+    order = (
+        Ending.STALL, Ending.DEADLINE, Ending.DETACHED, Ending.INTERRUPTED, Ending.NOT_LAUNCHED, Ending.RESTARTED,
+        Ending.EXITED,
+    )  # fmt: skip
     return next((ending for ending in order if ending in endings), Ending.CONTROLLER_DIED)
 
 

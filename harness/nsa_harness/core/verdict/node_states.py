@@ -87,7 +87,8 @@ def next_step(nodes: Sequence[SeenNode], requests: Requests, *, min_nodes: int =
     if nodes and not active:
         return Step.FINISH
     if requests.hang:
-        return Step.RETRACT if any(state.restarts >= requests.hang for state in active) else Step.WAIT
+        has_progress = any(node.state.restarts >= requests.hang for node in nodes)
+        return Step.RETRACT if has_progress else Step.WAIT
     suspects = len(nodes) >= min_nodes and _all_stand_still(active)
     if not requests.is_suspected:
         return Step.BEGIN if suspects else Step.WAIT

@@ -199,7 +199,9 @@ def missing_nodes_text(evidence: Evidence, failures: Sequence[Failure]) -> str |
         lost = ", ".join(evidence.lost_nodes)
         count = f", with {len(on_lost)} of the {evidence.world_size} ranks," if on_lost else ""
         return f"{lost}{count} stopped reporting before the job had ended: the node or its agent was lost"
-    if evidence.missing_nodes and not any(rank.pid for rank in evidence.ranks):
+    has_ranks = [rank for rank in evidence.ranks if rank.pid]
+    waits = evidence.ending is Ending.DETACHED and len(has_ranks) < evidence.world_size
+    if evidence.missing_nodes and (not has_ranks or waits):
         missing = ", ".join(dict.fromkeys(evidence.missing_nodes))
         return f"{missing} never came: nsa-harness was not started there, so the ranks could not start"
     return None

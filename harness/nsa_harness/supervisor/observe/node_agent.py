@@ -241,7 +241,8 @@ class NodeAgent:
             return Step.WAIT
         nodes = self._nodes()
         self._finish_decision(nodes)
-        step = next_step(nodes, self.coordination.requests, min_nodes=self.expected_nodes)
+        min_nodes = 1 if self._is_start_over else self.expected_nodes
+        step = next_step(nodes, self.coordination.requests, min_nodes=min_nodes)
         self._report_absent(nodes)
         requests = self.coordination.requests
         if step is Step.BEGIN:
@@ -259,6 +260,10 @@ class NodeAgent:
         elif step is Step.JUDGE:
             self._judge(nodes, requests)
         return step
+
+    @property
+    def _is_start_over(self) -> bool:
+        return time.monotonic() - self._began_s > self.start_s
 
     def resign(self) -> None:
         """Let another agent take over at once."""
@@ -291,6 +296,7 @@ class NodeAgent:
             with self._lock:
                 self.own = replace(current, term=term, holder=self.files.node, beat=0, requests=requests)
                 self.files.write_coordination(self.own)
+                self._pending = current.decision  # the last coordinator may not have reported it
             self.on_lead()
 
     def _nodes(self) -> list[SeenNode]:
@@ -317,7 +323,9 @@ class NodeAgent:
     def _report_absent(self, nodes: list[SeenNode]) -> None:
         """Decide once that a node is lost, or that a node never came."""
         lost = lost_nodes(nodes)
-        is_missing = len(nodes) < self.expected_nodes and time.monotonic() - self._began_s > self.start_s
+        count = sum(len(node.state.ranks) for node in nodes)
+        has_all_ranks = count > 0 and count >= max(node.state.world_size for node in nodes)
+        is_missing = len(nodes) < self.expected_nodes and self._is_start_over and not has_all_ranks
         kind, key = ("lost", f"lost {lost}") if lost else ("missing", "missing")
         if (not lost and not is_missing) or key in self._reported or self._pending is not None:
             return
