@@ -35,7 +35,6 @@ from nsa_harness.core.evidence.nodes import (
     evidence_of_snapshots,
     merge,
     relocated,
-    skew_text,
     with_peers,
 )
 from nsa_harness.core.report import HangKind, Status
@@ -50,6 +49,7 @@ from nsa_harness.core.verdict.node_states import (
     quiet_s,
 )
 from nsa_harness.core.verdict.verdict import judge, proof_of
+from nsa_harness.texts.sentences import skew_text
 
 WALL_S = 1_700_000_000.0  # wall clock at second 0 of the first node's times
 
@@ -215,9 +215,10 @@ def test_a_node_that_never_came_is_named_if_its_name_is_known() -> None:
     waiting = evidence(ending=Ending.DETACHED, is_observed=True)
     named = merge({"n1": waiting}, 2, ("n1", "n2"))
     unknown = merge({"n1": waiting}, 2)
-    assert judge(named).error == "n2 never came: nsa-harness was not started there, so the ranks could not start"
-    assert judge(unknown).error is not None
-    assert judge(unknown).error.startswith("another node never came")
+    (finding,) = diagnose(named, judge(named)).findings
+    assert finding.claim == "n2 never came: nsa-harness was not started there, so the ranks could not start"
+    (finding,) = diagnose(unknown, judge(unknown)).findings
+    assert finding.claim.startswith("another node never came")
     assert merge({"n1": waiting}, 1).missing_nodes == ()
     some = merge({"n1": replace(waiting, ranks=(rank_evidence(0), rank_evidence(1, pid=None)), world_size=2)}, 2)
     assert diagnose(some, judge(some)).cause == "node_lost"

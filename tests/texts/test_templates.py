@@ -32,7 +32,9 @@ TABLES = {LEFT_OPEN, SHARED, "child_wait", "could_end", "refused", "what_follows
 LINE = Place(file="/own/train.py", line=31)
 # Facts of causes that no frozen evidence shows, or not in each variant.
 BY_HAND: dict[str, list[dict[str, Any]]] = {
-    "node_lost": [{"error": "n2 stopped reporting", "nodes": ("n2",)}],
+    "node_lost": [
+        {"lost": lost, "lost_ranks": 2 * len(lost), "world_size": 4, "missing": ("n3",)} for lost in ((), ("n1", "n2"))
+    ],
     "hidden_package": [{"file": "/own/torch.py", "launcher": launcher} for launcher in (False, True)],
     "framework_phase": [
         {

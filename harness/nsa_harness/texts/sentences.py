@@ -14,7 +14,7 @@ from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.diagnosis.engine import Diagnosis
 from nsa_harness.core.diagnosis.explanation import Explanation, OpenQuestion, json_facts
 from nsa_harness.core.diagnosis.stall_note import StalledRanks, StallNote
-from nsa_harness.core.evidence.evidence import Evidence
+from nsa_harness.core.evidence.evidence import ClockSkew, Evidence
 from nsa_harness.core.outcome.wording import Meshes, located_rank, shorten
 from nsa_harness.core.report import Finding, Outcome, Place, Trouble
 from nsa_harness.texts.causes import LEFT_OPEN, SHARED, remedy, sections, text_of
@@ -170,13 +170,23 @@ def nodes_note(evidence: Evidence) -> str:
     shown = []
     for node in nodes[:_MAX_NODES]:
         own_ranks = ranks([rank for rank, own in evidence.nodes.items() if own == node])
-        clock = f"; {evidence.clocks[node]}" if node in evidence.clocks else ""
+        clock = f"; {skew_text(evidence.clocks[node])}" if node in evidence.clocks else ""
         shown.append(f"{node} ({own_ranks}{clock})")
     more = f" and {len(nodes) - _MAX_NODES} more" if len(nodes) > _MAX_NODES else ""
     return f"observed by an agent on each of {len(nodes)} nodes: {', '.join(shown)}{more}"
 
 
-_MAX_NODES = 8
+def skew_text(skew: ClockSkew) -> str:
+    """Return a phrase about a node's clock, compared with the clock of the first node."""
+    if skew.error_s is None:
+        return "its clock was not compared"
+    if skew.clock_s is None or abs(skew.clock_s) <= max(skew.error_s, _MAX_SKEW_S):
+        return f"its clock agrees within {max(skew.error_s, 0.001):.3f} s"
+    ahead = "ahead" if skew.clock_s > 0 else "behind"
+    return f"its clock is {abs(skew.clock_s):.3f} s {ahead} (± {skew.error_s:.3f} s), which was corrected"
+
+
+_MAX_NODES, _MAX_SKEW_S = 8, 0.05
 _MENTION = re.compile(r"\branks? (?:\d+(?:, \d+){0,3}(?: and \d+)?)(?![-\d]|\.\d)(?!, \d| and \d| \()")
 _NUMBER = re.compile(r"\d+")
 _STEP = re.compile(r",? (?:(?:in|of|since|after|to) )?step \d+\b|\b\d+ steps? done, ")

@@ -476,6 +476,15 @@ class Source:
     hook: str = ""  # qualified name of a method that a framework calls, such as "Stop.on_train_batch_end"
 
 
+@dataclass(frozen=True, kw_only=True)
+class ClockSkew:
+    """The difference between the clocks of two nodes of a job: what to add to a node's times, and how sure this is."""
+
+    offset_s: float  # to be added to the node's times
+    clock_s: float | None  # how far its wall clock is ahead of the first node's; None = unknown
+    error_s: float | None  # largest error of `clock_s`; None = nothing shows the true order of events
+
+
 @stored_as(
     unkillable="undead",
     retractions="retracted",
@@ -528,6 +537,6 @@ class Evidence:
     nccl: NcclInfo | None = None  # from NCCL's log; None = NCCL wrote nothing
     # For a job whose nodes were observed by an agent each:
     nodes: dict[int, str] = field(default_factory=dict)  # rank -> its node; {} = only one node was observed
-    clocks: dict[str, str] = field(default_factory=dict)  # node -> how its clock differs from that of the first node
+    clocks: dict[str, ClockSkew] = field(default_factory=dict)  # node -> its clock, compared with the first node's
     lost_nodes: tuple[str, ...] = ()  # nodes whose agent ended before the ranks did
     missing_nodes: tuple[str, ...] = ()  # nodes of the job on which no agent was started

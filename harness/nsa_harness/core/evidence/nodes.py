@@ -9,13 +9,14 @@ ranks' calls and the numbered snapshots show about their true order. A proof of 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from nsa_harness.core.evidence.evidence import (
     ENTRANCE,
     Call,
     ChildSample,
+    ClockSkew,
     Ending,
     Evidence,
     Exit,
@@ -39,15 +40,6 @@ from nsa_harness.core.report import Trouble
 PID_SPAN = 1 << 22  # process ids are smaller than this on Linux
 
 
-@dataclass(frozen=True, kw_only=True)
-class Skew:
-    """The difference between the clocks of two nodes: what to add to a node's times, and how certain this is."""
-
-    offset_s: float  # to be added to the node's times
-    clock_s: float | None  # how far the node's wall clock is ahead of the first node's, if this was measured
-    error_s: float | None  # largest error of this measurement; None: nothing shows the true order of events
-
-
 def merge(nodes: Mapping[str, Evidence], expected_nodes: int = 0, expected_names: Sequence[str] = ()) -> Evidence:
     """Return the evidence of a job from the evidence of its nodes.
 
@@ -55,7 +47,7 @@ def merge(nodes: Mapping[str, Evidence], expected_nodes: int = 0, expected_names
     or () if they are unknown.
     """
     (first, reference), *others = nodes.items()
-    skews = {first: Skew(offset_s=0.0, clock_s=None, error_s=None)}
+    skews = {first: ClockSkew(offset_s=0.0, clock_s=None, error_s=None)}
     skews |= {name: clock_skew(reference, evidence) for name, evidence in others}
     pid_maps = unique_pids({name: _known_pids(evidence) for name, evidence in nodes.items()})
     # The agents of nodes with the same name have a number after it.
@@ -98,7 +90,7 @@ def merge(nodes: Mapping[str, Evidence], expected_nodes: int = 0, expected_names
         last_lines=tuple(line for part in parts for line in part.last_lines),
         memory=None if others else reference.memory,  # the memory of one node says nothing about the others
         nodes={rank.rank: name for name, part in moved.items() for rank in part.ranks if rank.pid and others},
-        clocks={name: skew_text(skew) for name, skew in skews.items() if name != first},
+        clocks={name: skew for name, skew in skews.items() if name != first},
         lost_nodes=lost,
         missing_nodes=tuple(missing) if len(nodes) < expected_nodes else (),
     )
@@ -249,10 +241,9 @@ def _rank_of_snapshot(rank: RankSnapshot) -> RankEvidence:
 # No rank leaves one of these calls before every rank has entered it. With NCCL a rank may leave a collective early.
 _MEETINGS = frozenset({ENTRANCE, "barrier", "monitored_barrier", "all_gather_object"})
 _WORLD = ("", "0")
-_MAX_SKEW_SHOWN_S = 0.05
 
 
-def clock_skew(reference: Evidence, evidence: Evidence) -> Skew:
+def clock_skew(reference: Evidence, evidence: Evidence) -> ClockSkew:
     """Return what to add to the times of `evidence` to get times of `reference`.
 
     The wall clocks of the two nodes give a first estimate. Calls that all ranks must have entered before one leaves
@@ -263,21 +254,11 @@ def clock_skew(reference: Evidence, evidence: Evidence) -> Skew:
     lowest, highest = _offset_bounds(reference, evidence)
     is_known = lowest > float("-inf") and highest < float("inf") and lowest <= highest
     if not is_known:
-        return Skew(offset_s=wall_s or 0.0, clock_s=None, error_s=None)
+        return ClockSkew(offset_s=wall_s or 0.0, clock_s=None, error_s=None)
     middle = (lowest + highest) / 2
     offset_s = middle if wall_s is None else min(max(wall_s, lowest), highest)
     clock_s = None if wall_s is None else wall_s - middle
-    return Skew(offset_s=offset_s, clock_s=clock_s, error_s=(highest - lowest) / 2)
-
-
-def skew_text(skew: Skew) -> str:
-    """Return a phrase about a node's clock, compared with the clock of the first node."""
-    if skew.error_s is None:
-        return "its clock was not compared"
-    if skew.clock_s is None or abs(skew.clock_s) <= max(skew.error_s, _MAX_SKEW_SHOWN_S):
-        return f"its clock agrees within {max(skew.error_s, 0.001):.3f} s"
-    ahead = "ahead" if skew.clock_s > 0 else "behind"
-    return f"its clock is {abs(skew.clock_s):.3f} s {ahead} (± {skew.error_s:.3f} s), which was corrected"
+    return ClockSkew(offset_s=offset_s, clock_s=clock_s, error_s=(highest - lowest) / 2)
 
 
 def _wall_clock_at_zero_s(evidence: Evidence) -> float | None:

@@ -167,8 +167,8 @@ def judge(evidence: Evidence) -> Judgement:
         return _judge_post_mortem(evidence, failures)
     if evidence.launcher_error:
         return Judgement(status=Status.ERROR, failures=failures, proof=None, error=evidence.launcher_error)
-    if error := missing_nodes_text(evidence, failures):
-        return Judgement(status=Status.ERROR, failures=failures, proof=None, error=error)
+    if lacks_node(evidence, failures):
+        return Judgement(status=Status.ERROR, failures=failures, proof=None, error="node missing")
     if failures or evidence.ending is Ending.DEADLINE:
         return Judgement(status=Status.FAIL, failures=failures, proof=proof)
     if proof is not None:
@@ -188,23 +188,17 @@ def judge(evidence: Evidence) -> Judgement:
     return Judgement(status=Status.ERROR, failures=(), proof=None, error=errors[evidence.ending])
 
 
-def missing_nodes_text(evidence: Evidence, failures: Sequence[Failure]) -> str | None:
-    """Return why a job on several nodes cannot be judged: the end of a node's ranks is unknown, or they never began.
+def lacks_node(evidence: Evidence, failures: Sequence[Failure]) -> bool:
+    """Return whether a job cannot be judged, because the ranks of a node never began or their end is unknown.
 
     A rank that failed on its own is the reason even if a node was lost later.
     """
-    on_lost = {rank for rank, node in evidence.nodes.items() if node in evidence.lost_nodes}
     own = [failure for failure in failures if not failure.is_collateral and failure.rank is not None]
-    if evidence.lost_nodes and not [failure for failure in own if failure.rank not in on_lost]:
-        lost = ", ".join(evidence.lost_nodes)
-        count = f", with {len(on_lost)} of the {evidence.world_size} ranks," if on_lost else ""
-        return f"{lost}{count} stopped reporting before the job had ended: the node or its agent was lost"
-    has_ranks = [rank for rank in evidence.ranks if rank.pid]
-    waits = evidence.ending is Ending.DETACHED and len(has_ranks) < evidence.world_size
-    if evidence.missing_nodes and (not has_ranks or waits):
-        missing = ", ".join(dict.fromkeys(evidence.missing_nodes))
-        return f"{missing} never came: nsa-harness was not started there, so the ranks could not start"
-    return None
+    if any(evidence.nodes.get(failure.rank or 0) not in evidence.lost_nodes for failure in own):
+        return False
+    ranks = [rank for rank in evidence.ranks if rank.pid]
+    waits = evidence.ending is Ending.DETACHED and len(ranks) < evidence.world_size
+    return bool(evidence.lost_nodes or (evidence.missing_nodes and (not ranks or waits)))
 
 
 def _judge_post_mortem(evidence: Evidence, failures: tuple[Failure, ...]) -> Judgement:

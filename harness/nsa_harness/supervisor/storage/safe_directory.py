@@ -230,6 +230,21 @@ class SafeDirectory:
         data = text.encode("utf-8", errors="backslashreplace")
         write_with_ballast(path, lambda: self._write_atomically(path, data))
 
+    def create(self, path: Path, text: str) -> bool:
+        """Create a file, and return whether it did not exist. No reader sees the file without its text."""
+        with self._open_directory(path.parent) as folder:
+            temporary = f".{path.name[:200]}.{os.urandom(8).hex()}"
+            descriptor = _call_in_directory(os.open, path.with_name(temporary), _NEW, 0o600, dir_fd=folder)
+            try:
+                with open(descriptor, "w", encoding="utf-8") as file:
+                    file.write(text)
+                os.link(temporary, path.name, src_dir_fd=folder, dst_dir_fd=folder)
+            except FileExistsError:
+                return False
+            finally:
+                os.unlink(temporary, dir_fd=folder)
+            return True
+
     def _write_atomically(self, path: Path, data: bytes) -> None:
         with self.replace_file(path) as file:
             file.write(data)

@@ -8,7 +8,6 @@ which agent is the coordinator.
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -133,7 +132,7 @@ class SharedDirectory:
 
     def claims_term(self, term: int) -> bool:
         """Return whether this agent is the first to claim the coordination of the job for `term`."""
-        return _create(self.attempt.path / f".term{term}", self.node)
+        return self.attempt.directory.create(self.attempt.path / f".term{term}", self.node)
 
     def is_superseded(self, term: int) -> bool:
         """Return whether another agent has claimed a later term."""
@@ -144,25 +143,6 @@ class SharedDirectory:
             return type_adapter(kind).validate_json(self.attempt.directory.read_whole_file(path, most_bytes))
         except (OSError, ValueError, RecursionError):
             return None
-
-
-def _create(path: Path, text: str) -> bool:
-    """Create a file with `text`, and return whether it did not exist. The file is never seen without its text."""
-    temporary = path.with_name(f".{path.name}.{os.urandom(8).hex()}")
-    temporary.write_text(text, encoding="utf-8")
-    try:
-        os.link(temporary, path)
-    except FileExistsError:
-        return False
-    except OSError:  # a file system without links
-        try:
-            with path.open("x", encoding="utf-8") as file:
-                file.write(text)
-        except FileExistsError:
-            return False
-    finally:
-        temporary.unlink(missing_ok=True)
-    return True
 
 
 # Joining a job.
@@ -188,7 +168,7 @@ def join_job(run: RunDir, job: str, restart: int) -> int:
     if restart not in files:
         attempts = [attempt.path.name for attempt in run.attempts()]
         last = max((int(name.partition("~")[2] or 1) for name in attempts), default=0)
-        _create(_job_path(run, restart), json_text(JobFile(job=job, number=last + 1)) + "\n")
+        run.directory.create(_job_path(run, restart), json_text(JobFile(job=job, number=last + 1)) + "\n")
         files = _job_files(run)
         return join_job(run, job, restart) if restart in files else last + 1
     return files[restart].number

@@ -28,13 +28,13 @@ from nsa_harness.core.diagnosis.context import (
 )
 from nsa_harness.core.diagnosis.explanation import Explanation, OpenQuestion, rule_if
 from nsa_harness.core.diagnosis.rules.threads import death_facts
-from nsa_harness.core.evidence.evidence import Ending, RaisedException
+from nsa_harness.core.evidence.evidence import Ending, Evidence, RaisedException
 from nsa_harness.core.evidence.exit_messages import TIMEOUT_MESSAGE, is_from_outside, timeout_message, timeout_s
 from nsa_harness.core.evidence.health_samples import PrintedMessage
 from nsa_harness.core.evidence.stacks import is_library, user_frame
 from nsa_harness.core.report import CollectiveRef, Facts, Place, Status
 from nsa_harness.core.verdict.motion import Motion
-from nsa_harness.core.verdict.verdict import Failure, FailureKind, missing_nodes_text, ranks_with_progress
+from nsa_harness.core.verdict.verdict import Failure, FailureKind, lacks_node, ranks_with_progress
 from nsa_harness.core.verdict.wait import Wait
 from nsa_harness.core.verdict.wait_graph import RANK_WAITS
 
@@ -422,11 +422,8 @@ def not_judged(context: DiagnosisContext) -> Explanation | None:
     if context.judgement.status is not Status.ERROR:
         return None
     ending, error = context.evidence.ending, context.judgement.error or ""
-    if missing_nodes_text(context.evidence, context.judgement.failures):
-        facts = {"error": error, "nodes": [*context.evidence.lost_nodes, *context.evidence.missing_nodes]}
-        states = tuple(f"nodes/{node}/state.json" for node in context.evidence.lost_nodes)
-        proof = states or ("watch.jsonl",)
-        return Explanation(cause=Cause.NODE_LOST, evidence=EvidenceKind.FACT, facts=facts, proof=proof)
+    if lacks_node(context.evidence, context.judgement.failures):
+        return _explain_missing_node(context.evidence)
     full_disk = context.evidence.disk_full
     if full_disk is not None and ending not in (Ending.DETACHED, Ending.INTERRUPTED, Ending.CONTROLLER_DIED):
         return Explanation(
@@ -443,6 +440,14 @@ def not_judged(context: DiagnosisContext) -> Explanation | None:
         Ending.CONTROLLER_DIED: (Cause.INTERRUPTED, () if context.evidence.is_observed else ("interrupted",)),
     }.get(ending, (Cause.HARNESS_ERROR, ()))
     return Explanation(cause=cause, evidence=EvidenceKind.FACT, facts={"error": error}, proof=proof)
+
+
+def _explain_missing_node(evidence: Evidence) -> Explanation:
+    lost, missing = list(evidence.lost_nodes), list(dict.fromkeys(evidence.missing_nodes))
+    ranks = sum(node in lost for node in evidence.nodes.values())
+    facts = {"lost": lost, "lost_ranks": ranks, "world_size": evidence.world_size, "missing": missing}
+    proof = tuple(f"nodes/{node}/state.json" for node in lost) or ("watch.jsonl",)
+    return Explanation(cause=Cause.NODE_LOST, evidence=EvidenceKind.FACT, facts=facts, proof=proof)
 
 
 def retracted_hang(context: DiagnosisContext) -> Explanation | None:
