@@ -191,6 +191,19 @@ def test_the_first_failure_is_the_first_in_time_on_any_node() -> None:
     assert found.findings[0].proof == ("nodes/n2/processes.jsonl",)
 
 
+def test_what_a_rank_raises_while_the_nodes_are_ended_one_after_the_other_is_no_failure() -> None:
+    stuck = replace(locked_in_backward(1), collectives=(collective(5, retired=True),))
+    lost = raised(0, message="Connection closed by peer", at_s=20.5, is_uncaught=True)
+    by_us = {rank: ended(rank, -15, at_s=21.0, by_us=True) for rank in (0, 1)}
+    nodes = {"n1": looks(alone(0)), "n2": looks(stuck)}
+    ranks = {"n1": rank_evidence(0, exit=by_us[0], exception=lost), "n2": rank_evidence(1, exit=by_us[1])}
+    whole = merge({name: replace(node, ranks=(ranks[name],)) for name, node in nodes.items()})
+    assert judge(whole).status is Status.HANG
+    early = replace(ranks["n1"], exception=replace(lost, at_s=17.0))
+    both = {"n1": replace(nodes["n1"], ranks=(early,)), "n2": replace(nodes["n2"], ranks=(ranks["n2"],))}
+    assert judge(merge(both)).status is Status.FAIL
+
+
 def lost_node(**changes: Any) -> Evidence:
     lost = evidence(rank_evidence(1), ending=Ending.CONTROLLER_DIED, launcher=None, is_observed=True)
     error = raised(0, message="Connection closed by peer", at_s=8.1)

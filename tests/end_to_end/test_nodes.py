@@ -112,7 +112,9 @@ def test_a_job_on_two_nodes_that_ends_well_is_one_pass(nodes: Nodes) -> None:
 
     outcome = nodes.outcome
     assert (outcome["verdict"], outcome["exit_codes"]) == ("PASS", {str(rank): 0 for rank in range(4)})
-    note = next(note for note in outcome["notes"] if note.startswith("observed by an agent on each of 2 nodes"))
+    note = next(
+        note for note in outcome["detail"]["notes"] if note.startswith("observed by an agent on each of 2 nodes")
+    )
     assert "n1 (ranks " in note
     assert "its clock agrees within 0." in note
 
@@ -127,7 +129,7 @@ def test_a_deadlock_on_one_rank_is_proven_across_nodes_and_names_node_rank_and_l
     line = outcome["culprit"]["place"]["line"]
     assert Path(PROGRAM).read_text().splitlines()[line - 1].strip() == "lock.acquire()  # never released"
     assert outcome["summary"].startswith(f"rank 3 ({node}) waits for a lock")
-    assert {row["rank"]: row["coordinates"] for row in outcome["ranks"]} == {
+    assert {row["rank"]: row["coordinates"] for row in outcome["detail"]["standings"]} == {
         rank: nodes.node_of(rank) for rank in range(4)
     }
 

@@ -12,7 +12,6 @@ from nsa_harness.commands.attempt import AttemptAudience, Notify, prepare
 from nsa_harness.commands.judge import judge_attempt, judge_stored
 from nsa_harness.commands.session import report_of, write_report
 from nsa_harness.commands.watch import OnHang, WatchRequest, WatchSession
-from nsa_harness.core.evidence.evidence import Ending
 from nsa_harness.core.report import Outcome
 from nsa_harness.core.scenario.observed_job import with_ranks
 from nsa_harness.core.verdict.limits import START_S
@@ -104,6 +103,7 @@ class NodeWatchSession(WatchSession):
             files=self.files,
             expected_nodes=self.request.nodes or node_count(self.request.command),
             start_s=self.request.limits.start_s or START_S,
+            ends_job=self.request.on_hang is OnHang.KILL,
             on_lead=self._prepare_whole,
             on_decision=self._report_decision,
             on_stall=lambda text: self._tell(lambda listener: listener.on_stall(whole.path.name, text)),
@@ -189,18 +189,12 @@ class NodeWatchSession(WatchSession):
 
     def _report_decision(self, decision: Decision) -> None:
         """Report a hang, a passed deadline or a missing node while the job is still running."""
-        if self.request.on_hang is OnHang.KILL and decision.kind in ("hang", "deadline"):
-            return  # the job is being ended, and is reported then
         outcome = self._judge_whole()
         self._report_whole(outcome, is_final=False)
         if not self.request.options.json:
             self.output.print_verdict(outcome, self.run.path, "the job is still running")
         if self.request.on_hang is OnHang.EXEC and decision.kind in ("hang", "deadline"):
             self._call_hook(self.files.attempt)
-
-    def _report_running(self, observation: ObservedJob, ending: Ending) -> None:  # noqa: ARG002
-        if ending is Ending.DEADLINE:
-            self.agent.decide("deadline")
 
     def _conclude(self, child_command: WatchedCommand, observation: ObservedJob, *, must_end: bool) -> None:
         observation.store_spec()

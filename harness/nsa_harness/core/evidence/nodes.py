@@ -59,6 +59,7 @@ def merge(nodes: Mapping[str, Evidence], expected_nodes: int = 0, expected_names
     }
     parts = list(moved.values())
     lost = tuple(name for name, part in moved.items() if part.ending is Ending.CONTROLLER_DIED)
+    endings = [part.ending for name, part in moved.items() if name not in lost]
     exits = sorted((exit for part in parts for exit in part.exits), key=lambda exit: exit.at_s)
     snapshots, last_progress_s = merge_snapshots(
         [(part.snapshots, part.last_progress_s) for name, part in moved.items() if name not in lost]
@@ -68,14 +69,14 @@ def merge(nodes: Mapping[str, Evidence], expected_nodes: int = 0, expected_names
         node=first,
         world_size=max(part.world_size for part in parts),
         backend=next((part.backend for part in parts if part.backend != "any"), "any"),
-        ending=_ending([part.ending for name, part in moved.items() if name not in lost]),
+        ending=_ending(endings),
         limits=merge_limits([part.limits for part in parts]),
         ended_s=max(part.ended_s for part in parts),
         launch_s=_greatest(part.launch_s for part in parts),
         teardown_s=max(part.teardown_s for part in parts),
         launcher=_launcher([part.launcher for part in parts]),
         launcher_error=next((part.launcher_error for part in parts if part.launcher_error), None),
-        ranks=_ranks(parts),
+        ranks=_ranks(parts, snapshots[-1].at_s if snapshots and Ending.STALL in endings else None),
         exits=tuple(exits),
         snapshots=snapshots,
         samples=tuple(sorted((sample for part in parts for sample in part.samples), key=lambda sample: sample.at_s)),
@@ -161,14 +162,25 @@ def with_peers(ranks: Sequence[RankSnapshot]) -> tuple[RankSnapshot, ...]:
     )
 
 
-def _ranks(parts: Sequence[Evidence]) -> tuple[RankEvidence, ...]:
-    """Return the evidence of each rank from the node on which its process ran."""
+def _ranks(parts: Sequence[Evidence], proven_s: float | None) -> tuple[RankEvidence, ...]:
+    """Return the evidence of each rank from the node on which its process ran.
+
+    `proven_s`: when the last snapshot of a hang was taken, or None. A rank that raised an exception later, while the
+    job was ended, lost its connection to a node that was ended a moment earlier.
+    """
     best: dict[int, RankEvidence] = {}
     for part in parts:
         for rank in part.ranks:
             if rank.rank not in best or (rank.pid and not best[rank.rank].pid):
                 best[rank.rank] = rank
-    return tuple(best[rank] for rank in sorted(best))
+    ranks = (best[rank] for rank in sorted(best))
+    return tuple(replace(rank, exception=None) if _raised_at_end(rank, proven_s) else rank for rank in ranks)
+
+
+def _raised_at_end(rank: RankEvidence, proven_s: float | None) -> bool:
+    if proven_s is None or rank.exception is None or rank.exception.at_s is None:
+        return False
+    return rank.exception.at_s > proven_s and (rank.exit is None or rank.exit.during_teardown)
 
 
 def _ending(endings: Sequence[Ending]) -> Ending:

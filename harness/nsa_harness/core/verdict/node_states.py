@@ -70,6 +70,7 @@ class Requests:
     first: int = (
         1  # the number of the first request of the current suspicion; greater than `look`: nothing is suspected
     )
+    end: int = 0  # the number of the decision after which all nodes end their ranks, once all have stored their files
     hang: int = 0  # the number of the latest decision that the job hangs, and has not been retracted; 0 = none
 
     @property

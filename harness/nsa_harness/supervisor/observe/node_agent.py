@@ -72,6 +72,7 @@ class NodeAgent:
     files: SharedDirectory
     expected_nodes: int  # 0 = unknown
     start_s: float  # a node that has not come after this time is reported
+    ends_job: bool  # end the ranks of all nodes after a proven hang
     on_lead: Callable[[], None]  # called when this agent becomes the coordinator
     on_decision: Callable[[Decision], None]  # called in the coordinator when all nodes have stored their files
     on_stall: Callable[[str], None]  # called in the coordinator with text about a suspected stall
@@ -171,7 +172,10 @@ class NodeAgent:
                 watch.end_suspicion(max(ranks.last_progress_s(), watch.stalled_since_s))
         decision = coordination.decision
         if decision is not None and decision.number > self.state.done:
-            return self._store(job, decision)
+            self._store(job, decision)
+        if job.ends_job and decision is not None and requests.end == decision.number:
+            watch.spec = replace(watch.spec, limits=job.spec.limits)
+            return Ending.DEADLINE if decision.kind == "deadline" else Ending.STALL
         if watch.reported_proof is not None:
             job.follow_reported_job(now_s)
             if watch.reported_proof is None:
@@ -201,18 +205,22 @@ class NodeAgent:
             self.files.write_look(look)
             self.change(look=requests.look)
 
-    def _store(self, job: NodeJob, decision: Decision) -> Ending | None:
-        """Store what the judge needs of this node for a decision. Return an ending if the ranks must be ended."""
+    def _store(self, job: NodeJob, decision: Decision) -> None:
+        """Store what the judge needs of this node for a decision."""
         watch = job.watch
-        if decision.kind != "hang":
-            watch.close(Ending.DEADLINE if decision.kind == "deadline" else Ending.DETACHED)
+        if decision.kind == "deadline":
+            observed, watch.spec = watch.spec, replace(watch.spec, limits=job.spec.limits)
+            watch.close(Ending.DEADLINE)
+            watch.spec = observed
+        elif decision.kind != "hang":
+            watch.close(Ending.DETACHED)
         else:
             watch.snapshots.episode = [one for one in watch.snapshots.episode if one.number in decision.looks]
             watch.write("proof", kind=decision.hang_kind, reason=decision.reason)
             watch.read_values()
             if job.ends_job:
                 self.change(done=decision.number)
-                return Ending.STALL
+                return
             kind = HangKind(decision.hang_kind) if decision.hang_kind else None
             watch.reported_proof = Proof(kind=kind, reason=decision.reason, graph=WaitGraph(waits=(), roots=()))
             job.proven_ranks = frozenset(job.ranks.living_pids)
@@ -221,7 +229,6 @@ class NodeAgent:
                 self.on_stall(f"HANG ({decision.reason}); {self.coordination.holder} writes the report")
         job.command.copy_probe_files(job.attempt.probe_files)
         self.change(done=decision.number)
-        return None
 
     # As the coordinator.
 
@@ -318,7 +325,11 @@ class NodeAgent:
         active = [node.state for node in nodes if not node.state.ended and not node.is_lost]
         if decision is not None and all(state.done >= decision.number for state in active):
             self._pending = None
-            self.on_decision(decision)
+            if self.ends_job and decision.kind in ("hang", "deadline"):
+                # Not before: where one node ends its ranks, those of the others fail.
+                self._request(replace(self.coordination.requests, end=decision.number))
+            else:
+                self.on_decision(decision)
 
     def _report_absent(self, nodes: list[SeenNode]) -> None:
         """Decide once that a node is lost, or that a node never came."""
@@ -461,6 +472,11 @@ class NodeJob(ObservedJob):
         ending = self.agent.follow(self, now_s, limits)
         self.agent.coordinate()
         return ending
+
+    def _on_deadline(self) -> Ending | None:
+        self.agent.decide("deadline")
+        self.watch.spec = replace(self.watch.spec, limits=replace(self.spec.limits, deadline_s=None))
+        return None
 
     def ends_on_request(self) -> bool:
         """Return whether the job reacts to a signal that asks it to end."""

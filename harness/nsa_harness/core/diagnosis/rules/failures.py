@@ -445,7 +445,7 @@ def not_judged(context: DiagnosisContext) -> Explanation | None:
 def _explain_missing_node(evidence: Evidence) -> Explanation:
     lost, missing = list(evidence.lost_nodes), list(dict.fromkeys(evidence.missing_nodes))
     ranks = sum(node in lost for node in evidence.nodes.values())
-    facts = {"lost": lost, "lost_ranks": ranks, "world_size": evidence.world_size, "missing": missing}
+    facts: Facts = {"lost": lost, "lost_ranks": ranks, "world_size": evidence.world_size, "missing": missing}
     proof = tuple(f"nodes/{node}/state.json" for node in lost) or ("watch.jsonl",)
     return Explanation(cause=Cause.NODE_LOST, evidence=EvidenceKind.FACT, facts=facts, proof=proof)
 
