@@ -6,10 +6,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from builders import board, diagnose, ended, evidence, mark, raised, rank_evidence, whole
+from builders import board, case, diagnose, ended, evidence, mark, raised, rank_evidence, whole
 
-from nsa_harness.core.evidence.evidence import Evidence
+from nsa_harness.core.diagnosis.rules.network import slow_link
+from nsa_harness.core.evidence.evidence import Ending, Evidence
 from nsa_harness.core.evidence.network import Link, Network, UnansweredConnection, UnresolvedHost, meeting_host
+from nsa_harness.core.report import Status
 from nsa_harness.core.verdict.verdict import judge
 from nsa_harness.texts.sentences import unreachable_text
 
@@ -101,6 +103,13 @@ def test_a_link_that_is_busy_for_most_of_the_training_and_carries_little_is_name
     (text,) = slow_links(link(), link(rank=1, local_host="10.0.0.2", peer_host="10.0.0.1", busy_s=0.5))
     assert "the network from 10.0.0.1 to 10.0.0.2 is slow: rank 0 sent 40.0 MiB at 2.0 MiB per second" in text
     assert "67 % of the training; 3 segments had to be sent again" in text
+
+
+def test_a_hanging_job_says_nothing_about_the_speed_of_its_network() -> None:
+    context = case(replace(passed(link()), ending=Ending.STALL))
+    hang = replace(context, judgement=replace(context.judgement, status=Status.HANG))
+    assert slow_link(context) is not None
+    assert slow_link(hang) is None
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from nsa_harness.core.diagnosis.confidence import EvidenceKind
 from nsa_harness.core.diagnosis.context import DiagnosisContext, exception_place, failed_ranks
 from nsa_harness.core.diagnosis.explanation import Explanation
 from nsa_harness.core.evidence.network import Link, Network
-from nsa_harness.core.report import Facts
+from nsa_harness.core.report import Facts, Status
 from nsa_harness.core.verdict.verdict import Failure, FailureKind
 
 # A link is slow if a rank had data to send for at least this share of the training, and sent less than a network of
@@ -63,6 +63,8 @@ def _may_follow(first: Failure, facts: Facts) -> bool:
 def slow_link(context: DiagnosisContext) -> Explanation | None:
     """Report that the network carries data to another host so slowly that the ranks wait for it most of the time."""
     evidence = context.evidence
+    if context.judgement.status is Status.HANG:
+        return None  # the time in which nothing was delivered says nothing about the speed
     trained_s = evidence.ended_s - (evidence.launch_s or 0.0)
     links = [link for link in evidence.network.links if link.rank is not None and link.bytes_per_s is not None]
     slow = [link for link in links if _is_slow(link, trained_s)]
