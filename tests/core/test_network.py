@@ -144,3 +144,26 @@ def test_the_rate_of_the_other_links_is_told_if_they_are_faster() -> None:
 )
 def test_what_cannot_be_reached_is_said_at_once(found: UnansweredConnection | UnresolvedHost, text: str) -> None:
     assert text in unreachable_text(found)
+
+
+REFUSED = "Gloo connectFullMesh failed with [pair.cc:152] timed out connecting: SO_ERROR: Connection refused, remote="
+
+
+@pytest.mark.parametrize(
+    ("address", "nodes", "code"),
+    [
+        ("[127.0.0.1]:2976", {0: "n1", 1: "n2"}, "infra"),
+        ("[::1]:2976", {0: "n1", 1: "n2"}, "infra"),
+        ("[10.0.0.2]:2976", {0: "n1", 1: "n2"}, "unknown"),
+        ("[127.0.0.1]:2976", {}, "unknown"),  # all ranks are on one host, so one of them has ended
+    ],
+)
+def test_a_loopback_address_of_another_host_is_a_wrong_interface(
+    address: str, nodes: dict[int, str], code: str
+) -> None:
+    error = raised(0, message=f"{REFUSED}{address}")
+    ranks = (rank_evidence(0, exit=ended(0, 1), exception=error), rank_evidence(1, exit=ended(1, -15)))
+    seen = evidence(*ranks, exits=(ended(0, 1), ended(1, -15)), launcher=ended(None, 1), nodes=nodes)
+    found = told(seen)
+    assert found[0] == code
+    assert ("at a loopback address" in found[1]) == (code == "infra")

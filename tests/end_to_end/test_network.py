@@ -183,6 +183,16 @@ def test_a_network_that_is_cut_for_some_seconds_costs_no_verdict(hosts: Network,
 
 
 @pytest.mark.slow
+def test_the_loopback_interface_is_named_as_the_wrong_one(hosts: Network, tmp_path: Path) -> None:
+    with job(hosts, tmp_path, shared=SHARED, STEPS="1", GLOO_SOCKET_IFNAME="lo") as confused:
+        assert 0 not in [command.wait(250) for command in confused.commands]
+        outcome = confused.whole()
+        assert (outcome["verdict"], outcome["cause"]) == ("FAIL", "infra")
+        assert "at a loopback address" in outcome["findings"][0]["claim"]
+        assert "GLOO_SOCKET_IFNAME" in outcome["findings"][0]["advice"]
+
+
+@pytest.mark.slow
 def test_large_packets_that_a_switch_drops_are_a_fault_of_the_transport(hosts: Network, tmp_path: Path) -> None:
     with job(hosts, tmp_path, shared=SHARED, STEPS="1000000", ELEMENTS="100000") as training:
         until(lambda: training.says(1, "step 50"), "the job trains")

@@ -35,6 +35,44 @@ BY_HAND: dict[str, list[dict[str, Any]]] = {
     "node_lost": [
         {"lost": lost, "lost_ranks": 2 * len(lost), "world_size": 4, "missing": ("n3",)} for lost in ((), ("n1", "n2"))
     ],
+    "slow_link": [
+        {
+            "local_host": "10.0.0.1",
+            "peer_host": "10.0.0.2",
+            "bytes_per_s": 2e6,
+            "busy_percent": 66.7,
+            "sent_bytes": 40_000_000,
+            "retransmitted": retransmitted,
+            "other_bytes_per_s": other,
+        }
+        for retransmitted, other in ((0, None), (3, 1e8))
+    ],
+    "infra": [
+        {
+            "variant": "unanswered",
+            "by_rank": by_rank,
+            "peer": "10.0.0.1:29400",
+            "waited_s": 39.0,
+            "attempts": 6,
+            "failure": "the launcher ended with exit code 1",
+            "open_files": None,
+        }
+        for by_rank in (None, 3)
+    ]
+    + [
+        {
+            "variant": "loopback",
+            "message": "connectFullMesh failed",
+            "open_files": None,
+        },
+        {
+            "variant": "unresolved",
+            "host": "node-7",
+            "error": "Name or service not known",
+            "failure": "the launcher ended with exit code 1",
+            "open_files": None,
+        },
+    ],
     "hidden_package": [{"file": "/own/torch.py", "launcher": launcher} for launcher in (False, True)],
     "framework_phase": [
         {

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from statistics import median
 
 from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.diagnosis.confidence import EvidenceKind
 from nsa_harness.core.diagnosis.context import DiagnosisContext, exception_place, failed_ranks
-from nsa_harness.core.diagnosis.explanation import Explanation
+from nsa_harness.core.diagnosis.explanation import Explanation, rule_if
 from nsa_harness.core.evidence.network import Link, Network
 from nsa_harness.core.report import Facts, Status
 from nsa_harness.core.verdict.verdict import Failure, FailureKind
@@ -19,6 +20,8 @@ _BUSY_SHARE = 0.4
 _SLOW_BYTES_PER_S = 125e6
 _PEER_LIMITED_SHARE = 0.5
 _MIN_BUSY_S = 2.0
+# gloo's message if nothing listens at the address that a rank of another host has given out.
+_LOOPBACK = re.compile(r"Connection refused, remote=\[(?:127\.|::1)")
 _RATIO = 3.0  # a link is slower than the others if they carry at least this many times as much
 
 
@@ -58,6 +61,28 @@ def _may_follow(first: Failure, facts: Facts) -> bool:
     if first.exception is None:
         return first.kind is FailureKind.LAUNCHER
     return str(facts.get("peer", facts.get("host"))).rpartition(":")[0] in first.exception.message
+
+
+def _loopback_failure(context: DiagnosisContext) -> tuple[Failure] | None:
+    """Return the first failure of a rank of several hosts that could not connect to a loopback address, or None."""
+    has_other_hosts = len(set(context.evidence.nodes.values())) > 1 or context.evidence.network.links
+    failures = context.judgement.failures if has_other_hosts else ()
+    failed = [one for one in failures if one.exception and _LOOPBACK.search(one.exception.message)]
+    return (failed[0],) if failed else None
+
+
+@rule_if(_loopback_failure)
+def loopback(context: DiagnosisContext, first: Failure) -> Explanation:
+    """Explain a failure in which a rank on another host gave out an address that only its own host can reach."""
+    assert first.exception is not None
+    return Explanation(
+        cause=Cause.INFRA,
+        evidence=EvidenceKind.EFFECT,
+        facts={"variant": "loopback", "message": first.text, "open_files": None},
+        ranks=failed_ranks([first]),
+        place=exception_place(context, first.rank, first.exception),
+        proof=(first.exception.proof,),
+    )
 
 
 def slow_link(context: DiagnosisContext) -> Explanation | None:
