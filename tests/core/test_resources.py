@@ -29,7 +29,7 @@ from builders import (
 )
 
 from nsa_harness.core.evidence.evidence import Ending, Evidence, Hint, RankSnapshot
-from nsa_harness.core.evidence.host import Gpu, HostMemory, SentSignal
+from nsa_harness.core.evidence.host import Gpu, HostMemory, SentSignal, with_gpu_errors
 from nsa_harness.core.report import Finding, HangKind, Place, Status
 from nsa_harness.core.verdict.verdict import is_shutting_down, judge
 
@@ -404,8 +404,7 @@ def gpu_faults(*looks: tuple[dict[str, Any], dict[str, Any]], errors: tuple[str,
         )
         for look in looks
     ]
-    seen = with_gpus(*gpus)
-    seen = replace(seen, snapshots=tuple(replace(one, gpu_errors=errors) for one in seen.snapshots))
+    seen = with_gpus(*(with_gpu_errors(look, errors, "node3") for look in gpus))
     return [one for one in diagnosed(seen).findings if one.code == "gpu_fault"]
 
 
@@ -424,13 +423,13 @@ def test_a_faulty_gpu_is_named_with_its_node_and_rank(
     changes: dict[str, Any], errors: tuple[str, ...], claim: str
 ) -> None:
     (found,) = gpu_faults(({}, changes), ({}, changes), errors=errors)
-    assert (found.claim, found.ranks) == (f"on node7, GPU 1 (rank 1) {claim}", (1,))
+    assert (found.claim, found.ranks) == (f"GPU 1 of node3 (rank 1) {claim}", (1,))
     assert found.confidence == 0.95
 
 
 def test_a_gpu_that_the_driver_has_lost_is_named_by_its_address() -> None:
     (found,) = gpu_faults(({}, {}), ({}, {}), errors=("NVRM: Xid (PCI:0000:83:00): 79, GPU has fallen off the bus.",))
-    assert found.claim == "on node7, the GPU at 0000:83:00 reported Xid 79, GPU has fallen off the bus."
+    assert found.claim == "the GPU at 0000:83:00 of node3 reported Xid 79, GPU has fallen off the bus."
 
 
 @pytest.mark.parametrize(

@@ -201,26 +201,23 @@ BY_HAND: dict[str, list[dict[str, Any]]] = {
         {"variant": "failed", "disk": "no space", "failure": "rank 1 ended with exit code 1"},
     ],
     "gpu_fault": [
-        {"node": "node7", "gpus": gpus, "count": len(gpus) + more}
-        for gpus, more in (
-            (
-                (
-                    {
-                        "index": 3,
-                        "bus": "00000000:65:00.0",
-                        "ranks": (3,),
-                        "errors": ("48, pid=71",),
-                        "ecc_errors": 1,
-                        "needs_reset": True,
-                        "has_failed_repair": True,
-                        "slowdowns": ("power brake", "thermal"),
-                        "lanes": (8, 16),
-                    },
-                ),
-                2,
+        {
+            "gpus": (
+                {
+                    "index": 3,
+                    "bus": "00000000:65:00.0",
+                    "node": "node7",
+                    "ranks": (3,),
+                    "errors": ("48, pid=71",),
+                    "ecc_errors": 1,
+                    "needs_reset": True,
+                    "has_failed_repair": True,
+                    "slowdowns": ("power brake", "thermal"),
+                    "lanes": (8, 16),
+                },
             ),
-            (({"index": None, "bus": "0000:65:00", "ranks": (), "errors": ("79, GPU has fallen off the bus.",)},), 0),
-        )
+            "count": 3,
+        }
     ],
     "idle_device": [
         {

@@ -249,20 +249,20 @@ def what_follows(change: str, ending: str) -> str:
 
 
 def gpu_faults(gpu: Mapping[str, Any]) -> str:
-    """Return a GPU with its ranks and with what is wrong with it, such as "GPU 3 (rank 3) is too hot ..."."""
-    name = f"the GPU at {gpu['bus']}" if gpu["index"] is None else f"GPU {gpu['index']}"
+    """Return a GPU with its node, its ranks and its faults, such as "GPU 3 of node7 (rank 3) reported Xid 48"."""
+    name = f"the GPU at {gpu['bus']}" if gpu["index"] < 0 else f"GPU {gpu['index']}"
     phrases = [f"reported Xid {shorten(error, 100)}" for error in gpu["errors"][:_MAX_GPU_ERRORS]]
-    if gpu.get("ecc_errors"):
+    if gpu["ecc_errors"]:
         phrases.append(f"has {number_of(gpu['ecc_errors'], 'uncorrected memory error')} since its driver was loaded")
-    if gpu.get("needs_reset"):
+    if gpu["needs_reset"]:
         phrases.append("has defective memory that is only replaced at its next reset")
-    if gpu.get("has_failed_repair"):
+    if gpu["has_failed_repair"]:
         phrases.append("has defective memory that could not be replaced")
-    phrases += [_SLOWDOWNS[slowdown] for slowdown in gpu.get("slowdowns", ())]
-    if gpu.get("lanes"):
+    phrases += [_SLOWDOWNS[slowdown] for slowdown in gpu["slowdowns"]]
+    if gpu["lanes"]:
         phrases.append("uses only {} of the {} lanes of its PCIe connection".format(*gpu["lanes"]))
     users = f" ({ranks(gpu['ranks'])})" if gpu["ranks"] else ""
-    return f"{name}{users} {listing(phrases)}"
+    return f"{name} of {gpu['node']}{users} {listing(phrases)}"
 
 
 _MAX_GPU_ERRORS = 3

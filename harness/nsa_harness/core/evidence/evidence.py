@@ -354,7 +354,6 @@ class Snapshot:
     at_s: float
     ranks: tuple[RankSnapshot, ...]
     gpus: tuple[Gpu, ...] = ()  # only if a process of the run uses one
-    gpu_errors: tuple[str, ...] = ()  # lines of the kernel's log since the run began: "NVRM: Xid (PCI:0000:65:00): 79"
     communicators: tuple[NcclCommunicator, ...] = ()  # only if NCCL's RAS service runs in a rank
 
 

@@ -10,10 +10,10 @@ import json
 import pickle
 import pickletools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from nsa_harness.core.evidence.evidence import Collective, Frame
+from nsa_harness.core.evidence.evidence import Collective, Frame, RankSnapshot
 
 _MAX_INSTRUCTIONS = 4_000_000  # a full recorder of 2000 entries with frames has about 500 000
 # None of these instructions imports or calls anything, so a pickle with only these instructions is safe to load.
@@ -122,6 +122,17 @@ def essential_collectives(
         ]
     }
     return tuple(collective for collective in collectives if (collective.group, collective.seq) in essential)
+
+
+def drop_incomplete_recorders(snapshots: Sequence[RankSnapshot]) -> tuple[RankSnapshot, ...]:
+    """Remove the flight recorders of ranks without a status file, unless every such rank has a recorder.
+
+    If only some recorders could be read, the ranks without a recorder would seem to have skipped collectives.
+    """
+    without_status_file = [rank for rank in snapshots if rank.status_file is None and rank.process is not None]
+    if all(rank.collectives for rank in without_status_file):
+        return tuple(snapshots)
+    return tuple(replace(rank, collectives=()) if rank in without_status_file else rank for rank in snapshots)
 
 
 def missing_numbers(collectives: Sequence[Collective]) -> Iterator[tuple[str, int, int]]:

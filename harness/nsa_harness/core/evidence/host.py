@@ -105,6 +105,8 @@ class Gpu:
     slowdowns: tuple[str, ...] = ()  # what slows it down: "thermal" (it is too hot) or "power brake" (power supply)
     link_width: int | None = None  # lanes of its PCIe connection
     max_link_width: int | None = None  # lanes that the GPU and its slot have
+    errors: tuple[str, ...] = ()  # the driver's errors since the run began, "79, GPU has fallen off the bus."
+    node: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,6 +213,35 @@ def _with_health(gpu: Gpu, row: Sequence[str]) -> Gpu:
     )
 
 
+def with_gpu_errors(gpus: Sequence[Gpu], messages: Iterable[str], node: str) -> tuple[Gpu, ...]:
+    """Return the GPUs of a node with their errors in messages of the kernel's log.
+
+    A GPU that the driver has lost is in its messages, but not in the list of nvidia-smi. It is added with the index -1.
+    """
+    errors: dict[str, list[str]] = {}
+    for error in filter(None, map(_GPU_ERROR.search, messages)):
+        errors.setdefault(_slot(error[1]), []).append(f"{error[2]}, {error[3]}" if error[3] else error[2])
+    known = [replace(gpu, node=node, errors=tuple(errors.pop(_slot(gpu.bus), ()))) for gpu in gpus]
+    if not all(gpu.bus for gpu in gpus):
+        return tuple(known)  # a message may be about a listed GPU whose address is unknown
+    lost = [
+        replace(_LOST_GPU, bus=bus, node=node, errors=tuple(own_errors))
+        for bus, own_errors in list(errors.items())[:_MAX_GPUS]
+    ]
+    return (*known, *lost)
+
+
+_LOST_GPU = Gpu(
+    index=-1, name="", utilisation=None, used_bytes=None, total_bytes=None, ecc_errors=None, pids=()
+)  # fmt: skip
+
+
+def _slot(bus: str) -> str:
+    """Return a PCI address without its function, as in "0000:65:00". nvidia-smi and the driver's log differ in form."""
+    domain, _, slot = bus.lower().partition(".")[0].partition(":")
+    return f"{domain[-4:]}:{slot}"
+
+
 def _number(word: str) -> float | None:
     """Return the number in a cell of nvidia-smi output, or None if it contains none, as in "[N/A]"."""
     return float(word) if word.replace(".", "", 1).isdigit() else None
@@ -219,7 +250,7 @@ def _number(word: str) -> float | None:
 _RECORD = re.compile(r"^\d+,\d+,(\d+),[^;]*;(.*)")  # level, number, microseconds since boot, flags; text
 _KILLED = re.compile(r"(?:Out of memory|Memory cgroup out of memory): Killed process (\d+).*")
 # https://docs.nvidia.com/deploy/xid-errors/ lists the numbers.
-GPU_ERROR = re.compile(r"NVRM: Xid \(PCI:([0-9A-Fa-f:.]+)\): (\d+)(?:, (.*))?")
+_GPU_ERROR = re.compile(r"NVRM: Xid \(PCI:([0-9A-Fa-f:.]+)\): (\d+)(?:, (.*))?")
 _CLOCK_SLACK_US = 2_000_000  # the log's clock and CLOCK_MONOTONIC drift apart by a little
 _MAX_LINE = 300
 
@@ -231,7 +262,7 @@ def kill_messages_since(records: Iterable[str], began_us: int) -> Iterator[str]:
 
 def gpu_errors_since(records: Iterable[str], began_us: int) -> Iterator[str]:
     """Yield the errors of GPUs that NVIDIA's driver has written to the kernel's log since `began_us` after boot."""
-    return _messages_since(records, began_us, GPU_ERROR)
+    return _messages_since(records, began_us, _GPU_ERROR)
 
 
 def _messages_since(records: Iterable[str], began_us: int, pattern: re.Pattern[str]) -> Iterator[str]:

@@ -32,6 +32,7 @@ from nsa_harness.core.evidence.evidence import (
     StepRow,
     StoreKeyWrites,
 )
+from nsa_harness.core.evidence.flight import drop_incomplete_recorders
 from nsa_harness.core.evidence.gradients import RankTraces
 from nsa_harness.core.evidence.host import Gpu, Process, SentSignal, Socket, Task
 from nsa_harness.core.plan import Limits
@@ -121,8 +122,15 @@ def merge_snapshots(
     for number in sorted(numbers):
         parts = [snapshot for snapshots, _ in asked for snapshot in snapshots if snapshot.number == number]
         ranks = with_peers(sorted((rank for part in parts for rank in part.ranks), key=lambda rank: rank.rank))
-        gpus = tuple(gpu for part in parts for gpu in part.gpus)
-        merged.append(Snapshot(number=number, at_s=min(part.at_s for part in parts), ranks=ranks, gpus=gpus))
+        merged.append(
+            Snapshot(
+                number=number,
+                at_s=min(part.at_s for part in parts),
+                ranks=drop_incomplete_recorders(ranks),
+                gpus=tuple(gpu for part in parts for gpu in part.gpus),
+                communicators=tuple(communicator for part in parts for communicator in part.communicators),
+            )
+        )
     last_progress_s = _greatest(last_s for _, last_s in nodes)
     if merged and last_progress_s is not None:
         quiet_s = [

@@ -15,8 +15,16 @@ from pathlib import Path
 
 from nsa_harness import protocol
 from nsa_harness.core.evidence.evidence import Collective, RankSnapshot, Snapshot, Stack, StatusFile
-from nsa_harness.core.evidence.flight import essential_collectives, parse_dump, parse_flight
-from nsa_harness.core.evidence.host import Gpu, NcclCommunicator, Process, Socket, Task, sigterm_reaction
+from nsa_harness.core.evidence.flight import drop_incomplete_recorders, essential_collectives, parse_dump, parse_flight
+from nsa_harness.core.evidence.host import (
+    Gpu,
+    NcclCommunicator,
+    Process,
+    Socket,
+    Task,
+    sigterm_reaction,
+    with_gpu_errors,
+)
 from nsa_harness.core.evidence.nccl_ras import parse_ras, with_launch_counts
 from nsa_harness.core.evidence.stacks import (
     UNREAD_NATIVE,
@@ -159,15 +167,7 @@ class StackSampler:
             before, after = tuple(self.last_communicators), nccl.result()
             self.last_communicators[:] = after
             snapshots = with_launch_counts(snapshots, before, after, time.time_ns())
-            errors = gpu_errors(self.origin_ns) if any(map(_uses_gpu, tree.all_processes)) else ()
-            return Snapshot(
-                number=number,
-                at_s=at_s,
-                ranks=snapshots,
-                gpus=gpus.result(),
-                gpu_errors=errors,
-                communicators=after,
-            )
+            return Snapshot(number=number, at_s=at_s, ranks=snapshots, gpus=gpus.result(), communicators=after)
 
     def read_status_file(self, pid: int, latest_calls: int = protocol.CALLS) -> StatusFile | None:
         """Return the status file of a process with its latest `latest_calls` calls, or None if it has none."""
@@ -327,11 +327,12 @@ class StackSampler:
     def _gpus(self, tree: ProcessTree) -> tuple[Gpu, ...]:
         if not any(_uses_gpu(process) for process in tree.all_processes):
             return ()
+        gpus: tuple[Gpu, ...] = ()
         try:
-            return gpu_state()
+            gpus = gpu_state()
         except (CommandFailed, ValueError) as error:
             self._note("gpus", str(error), None)
-            return ()
+        return with_gpu_errors(gpus, gpu_errors(self.origin_ns), os.uname().nodename)
 
     def _communicators(self, tree: ProcessTree) -> tuple[NcclCommunicator, ...]:
         """Return the communicators of the run, as NCCL's RAS service in one of the ranks describes them."""
@@ -462,17 +463,6 @@ class StackSampler:
         trouble = Trouble(what=source, why=reason[:500], rank=rank)
         if trouble not in self.trouble:
             self.trouble.append(trouble)
-
-
-def drop_incomplete_recorders(snapshots: Sequence[RankSnapshot]) -> tuple[RankSnapshot, ...]:
-    """Remove the flight recorders of ranks without a status file, unless every such rank has a recorder.
-
-    If only some recorders could be read, the ranks without a recorder would seem to have skipped collectives.
-    """
-    without_status_file = [rank for rank in snapshots if rank.status_file is None and rank.process is not None]
-    if all(rank.collectives for rank in without_status_file):
-        return tuple(snapshots)
-    return tuple(replace(rank, collectives=()) if rank in without_status_file else rank for rank in snapshots)
 
 
 def _uses_gpu(process: Process) -> bool:

@@ -25,7 +25,7 @@ from nsa_harness.core.diagnosis.explanation import Explanation, rule_if
 from nsa_harness.core.diagnosis.rules.network import unreachable
 from nsa_harness.core.diagnosis.rules.threads import awaited_thread_line
 from nsa_harness.core.evidence.evidence import RaisedException, Snapshot
-from nsa_harness.core.evidence.host import GPU_ERROR, Gpu, killed_pids
+from nsa_harness.core.evidence.host import Gpu, killed_pids
 from nsa_harness.core.report import Facts
 from nsa_harness.core.verdict.verdict import Failure, FailureKind, is_shutting_down
 from nsa_harness.core.verdict.wait import Wait
@@ -296,59 +296,50 @@ _MAX_FAULTY_GPUS = 8
 
 def gpu_fault(context: DiagnosisContext) -> Explanation | None:
     """Report the GPUs of the run that NVIDIA's driver reports as faulty, slowed down or badly connected."""
-    snapshots = [snapshot for snapshot in context.evidence.snapshots if snapshot.gpus or snapshot.gpu_errors]
-    if not snapshots:
-        return None
-    last = snapshots[-1]
+    snapshots = [snapshot for snapshot in context.evidence.snapshots if snapshot.gpus]
     job_ranks = {rank.pid: rank.rank for rank in context.evidence.ranks if rank.pid is not None}
-    errors: dict[str, list[str]] = {}
-    for error in filter(None, map(GPU_ERROR.search, last.gpu_errors)):
-        errors.setdefault(_slot(error[1]), []).append(f"{error[2]}, {error[3]}" if error[3] else error[2])
+    gpus = snapshots[-1].gpus if snapshots else ()
+    used_gpus = [gpu for gpu in gpus if job_ranks.keys() & set(gpu.pids)]
     faulty: list[Facts] = []
     ranks: set[int] = set()
-    for gpu in [gpu for gpu in last.gpus if job_ranks.keys() & set(gpu.pids)] or last.gpus:
-        faults = _faults(gpu, snapshots, errors.get(_slot(gpu.bus), ()))
+    for gpu in [*used_gpus, *(gpu for gpu in gpus if gpu.index < 0)] if used_gpus else gpus:
+        faults = _faults(gpu, snapshots)
         if any(faults.values()):
             own_ranks = tuple(sorted(job_ranks[pid] for pid in gpu.pids if pid in job_ranks))
             ranks.update(own_ranks)
-            faulty.append({"index": gpu.index, "bus": gpu.bus, "ranks": own_ranks, **faults})
-    # The driver's log names a GPU that it has lost, but nvidia-smi no longer lists it.
-    listed = {_slot(gpu.bus) for gpu in last.gpus}
-    lost = [bus for bus in errors if bus not in listed] if all(gpu.bus for gpu in last.gpus) else []
-    faulty += [{"index": None, "bus": bus, "ranks": (), "errors": tuple(errors[bus])} for bus in lost]
+            node = gpu.node or context.evidence.node
+            faulty.append({"index": gpu.index, "bus": gpu.bus, "node": node, "ranks": own_ranks, **faults})
     if not faulty:
         return None
     return Explanation(
         cause=Cause.GPU_FAULT,
         evidence=EvidenceKind.KERNEL,
-        facts={"node": context.evidence.node, "gpus": tuple(faulty[:_MAX_FAULTY_GPUS]), "count": len(faulty)},
+        facts={"gpus": tuple(faulty[:_MAX_FAULTY_GPUS]), "count": len(faulty)},
         ranks=tuple(sorted(ranks)),
-        proof=tuple(rank.proof for rank in last.ranks if rank.proof),
+        proof=tuple(rank.proof for rank in snapshots[-1].ranks if rank.proof),
     )
 
 
-def _faults(gpu: Gpu, snapshots: Sequence[Snapshot], errors: Sequence[str]) -> Facts:
-    """Return what is wrong with a GPU. Every value of a healthy GPU is false. A slowdown counts if it lasts."""
-    steady = set(gpu.slowdowns).intersection(*(_slowdowns(snapshot, gpu.index) for snapshot in snapshots))
+def _faults(gpu: Gpu, snapshots: Sequence[Snapshot]) -> Facts:
+    """Return what is wrong with a GPU. Every value of a healthy GPU is false. A slowdown counts only if it lasts."""
+    looks = [
+        {
+            slowdown
+            for one in snapshot.gpus
+            if (one.node, one.index) == (gpu.node, gpu.index)
+            for slowdown in one.slowdowns
+        }
+        for snapshot in snapshots
+    ]
     is_narrow = gpu.link_width is not None and 0 < gpu.link_width < (gpu.max_link_width or 0)
     return {
-        "errors": tuple(errors),
+        "errors": gpu.errors,
         "ecc_errors": gpu.ecc_errors or 0,
         "needs_reset": bool(gpu.needs_reset),
         "has_failed_repair": bool(gpu.has_failed_repair),
-        "slowdowns": tuple(sorted(steady)),
+        "slowdowns": tuple(sorted(set.intersection(*looks))),
         "lanes": (gpu.link_width, gpu.max_link_width) if is_narrow else None,
     }
-
-
-def _slot(bus: str) -> str:
-    """Return a PCI address without its function, as in "0000:65:00". nvidia-smi and the driver's log differ in form."""
-    domain, _, slot = bus.lower().partition(".")[0].partition(":")
-    return f"{domain[-4:]}:{slot}"
-
-
-def _slowdowns(snapshot: Snapshot, index: int) -> set[str]:
-    return {slowdown for gpu in snapshot.gpus if gpu.index == index for slowdown in gpu.slowdowns}
 
 
 def _is_idle(snapshot: Snapshot, index: int) -> bool:
