@@ -1,6 +1,6 @@
 PYTHON ?= python
 
-.PHONY: check test test-gpu full evaluate bench bench-gpu
+.PHONY: check test test-gpu cluster-test full evaluate bench bench-gpu
 
 check:  ## what a change must pass before review
 	ruff format --check .
@@ -17,6 +17,10 @@ full:  ## everything a CPU can run, in slices of 30 minutes; the same command go
 
 test-gpu:  ## what needs a GPU: half types, long sequences, NCCL; with two GPUs also what needs two
 	$(PYTHON) -m pytest -q -m "gpu or multi_gpu"
+
+cluster-test:  ## what needs Slurm, on a real cluster that the tests start on this machine; installs Debian's packages
+	tools/install_slurm.sh
+	$(PYTHON) -m pytest -q -rs -n0 -m cluster tests/engine
 
 evaluate:  ## rescore all stored evidence; say what is not as committed (`--write` of python -m evaluation score writes it)
 	$(PYTHON) -m evaluation score

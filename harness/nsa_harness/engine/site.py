@@ -1,0 +1,62 @@
+"""The site file, which describes a cluster to nsa-harness once for all runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+
+from nsa_harness.core.scenario.checks import parse_model
+from nsa_harness.core.scenario.yaml_tree import parse_yaml
+from nsa_harness.errors import ScenarioError, UsageError
+
+_SIZE_LIMIT_BYTES = 1_000_000
+_Count = Annotated[int, Field(ge=1, le=100_000)]
+_Word = Annotated[str, StringConstraints(pattern=r"^[^\s\"'`$\\]+$")]  # is written into a script as it is
+_Line = Annotated[str, StringConstraints(pattern=r"^[^\n\r]+$")]
+_Variable = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+
+
+class Site(BaseModel):
+    """The settings of a cluster. Options of the command line override the keys with the same names."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    schema_: Annotated[Literal[1], Field(alias="schema")] = 1
+    nodes: _Count | None = None
+    partition: _Word | None = None
+    account: _Word | None = None
+    constraint: _Word | None = None
+    gpus_per_node: _Count | None = None
+    cpus_per_node: _Count | None = None
+    time_limit: _Word | None = None  # as `sbatch --time` takes it
+    directives: tuple[Annotated[str, StringConstraints(pattern=r"^--[^\n\r]+$")], ...] = ()  # further lines of #SBATCH
+    srun: tuple[_Word, ...] = ()  # further options of srun
+    setup: tuple[_Line, ...] = ()  # shell commands before the job, such as `module load cuda`
+    env: dict[_Variable, str] = Field(default_factory=dict)
+    agent: _Word | None = None  # the path of nsa-harness on the nodes
+    rendezvous: _Word | None = None  # the address at which the nodes meet
+    hosts: dict[_Word, _Word | None] = Field(default_factory=dict)  # of --engine hosts: name and address
+    launcher: _Line = "ssh -o BatchMode=yes {host}"  # of --engine hosts: starts a command on a host
+
+
+def read_site(path: Path) -> Site:
+    """Return the settings in a site file. Raise ScenarioError, with all mistakes, if one is wrong."""
+    try:
+        raw = path.read_bytes()
+        if len(raw) > _SIZE_LIMIT_BYTES:
+            raise UsageError(f"--site: {path}: larger than {_SIZE_LIMIT_BYTES} bytes")
+        text = raw.decode()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
+        raise UsageError(f"--site: {path}: {reason}") from None
+    parsed = parse_yaml(text, str(path))
+    mistakes = [str(mistake) for mistake in parsed.mistakes]
+    site, wrong = (None, ()) if parsed.root is None else parse_model(Site, parsed.root)
+    mistakes += [str(mistake) for mistake in wrong]
+    if mistakes or site is None:
+        raise ScenarioError(mistakes or [f"{path}:1:1: the file is empty"])
+    if "{host}" not in site.launcher:
+        raise ScenarioError([f"{path}: launcher: expected a command with {{host}}, such as `ssh {{host}}`"])
+    return site

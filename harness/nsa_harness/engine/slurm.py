@@ -1,0 +1,177 @@
+"""The engine for Slurm. It uses the commands of Slurm as a person would, and needs no accounting."""
+
+from __future__ import annotations
+
+import math
+import os
+import shlex
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from nsa_harness.engine.interface import (
+    OUTPUT,
+    Capabilities,
+    EngineError,
+    Job,
+    JobHandle,
+    JobState,
+    JobStatus,
+    NodeOutput,
+    Script,
+    Unreachable,
+)
+from nsa_harness.engine.site import Site
+from nsa_harness.engine.slurm_output import parse_gpus, parse_job_id, parse_sacct, parse_show_job
+
+_TIMEOUT_S = 60.0
+_UNKNOWN_JOB = "Invalid job id"
+_LIMIT_MARGIN_S = 300.0  # the agent ends a job at its deadline; Slurm is only the backstop
+# The nodes meet on the first one. Its address is the one by which the controller of Slurm reaches it.
+_RENDEZVOUS = """\
+first_node=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+address=$(scontrol show node -o "$first_node" | sed -n 's/.* NodeAddr=\\([^ ]*\\).*/\\1/p')
+endpoint="${address:-$first_node}:$((20000 + SLURM_JOB_ID % 20000))\""""
+
+
+class SlurmEngine:
+    """Submits jobs with sbatch and follows them with scontrol, or with sacct once the controller forgot them."""
+
+    name = "slurm"
+
+    def __init__(self, site: Site) -> None:
+        self.site = site
+
+    def capabilities(self) -> Capabilities:
+        if shutil.which("sbatch") is None:
+            return Capabilities(missing="there is no sbatch on PATH; start nsa-harness on a login node of the cluster")
+        partition = [f"--partition={self.site.partition}"] if self.site.partition else []
+        try:
+            nodes = _slurm("sinfo", "--noheader", "--Node", "--format=%N %G", *partition).splitlines()
+        except EngineError as error:
+            return Capabilities(missing=str(error))
+        if not nodes:
+            return Capabilities(missing=f"no partition {self.site.partition}" if partition else "no node is known")
+        names = {line.partition(" ")[0] for line in nodes}
+        return Capabilities(nodes=len(names), gpus_per_node=parse_gpus("\n".join(nodes)))
+
+    def render(self, job: Job) -> Script:
+        file = job.directory / "job.sbatch"
+        endpoint = f"{job.site.rendezvous}:$((20000 + SLURM_JOB_ID % 20000))" if job.site.rendezvous else None
+        meeting = [_RENDEZVOUS if endpoint is None else f'endpoint="{endpoint}"'] if job.torchrun else []
+        srun = shlex.join(["srun", "--kill-on-bad-exit=0", *job.site.srun])
+        lines = [
+            "#!/bin/bash",
+            *(f"#SBATCH {directive}" for directive in _directives(job)),
+            "# nsa-harness wrote this script. `sbatch` on this file repeats the run by hand.",
+            "set -u",
+            *job.site.setup,
+            *job.exports(),
+            *meeting,
+            f"{srun} \\",
+            f"  {job.node_command('$SLURM_JOB_ID', '$endpoint')}",
+        ]
+        return Script(file=file, text="\n".join(lines) + "\n", command=("sbatch", str(file)), name=job.name)
+
+    def submit(self, script: Script, env: Mapping[str, str]) -> JobHandle:
+        printed = _slurm("sbatch", "--parsable", str(script.file), env=env)
+        job_id = parse_job_id(printed)
+        if job_id is None:
+            raise EngineError(f"sbatch printed no job id: {printed.strip()[:200]!r}")
+        return self._handle(job_id, script)
+
+    def _handle(self, job_id: str, script: Script) -> JobHandle:
+        cluster = {name: os.environ[name] for name in ("SLURM_CONF",) if name in os.environ}
+        return JobHandle(engine=self.name, id=job_id, directory=str(script.file.parent), facts=cluster)
+
+    def find(self, script: Script) -> JobHandle | None:
+        printed = _slurm("squeue", "--noheader", "--me", f"--name={script.name}", "--format=%i")
+        job_id = parse_job_id(printed)
+        return None if job_id is None else self._handle(job_id, script)
+
+    def poll(self, handle: JobHandle) -> JobStatus:
+        try:
+            shown = _slurm("scontrol", "show", "job", "-o", handle.id, env=_at(handle))
+        except EngineError as error:
+            if _UNKNOWN_JOB not in str(error):
+                raise Unreachable(str(error)) from None
+            shown = ""
+        return parse_show_job(shown, handle.id) or self._accounted(handle)
+
+    def _accounted(self, handle: JobHandle) -> JobStatus:
+        """Return the state of a job that the controller has forgotten."""
+        lost = JobStatus(state=JobState.LOST, reason=f"Slurm no longer knows job {handle.id}")
+        try:
+            columns = "--format=JobID,State,ExitCode,NodeList"
+            printed = _slurm("sacct", "-X", "-P", "-n", f"--jobs={handle.id}", columns, env=_at(handle))
+        except EngineError:
+            return lost
+        return parse_sacct(printed, handle.id) or lost
+
+    def exec_on_nodes(self, handle: JobHandle, command: Sequence[str]) -> Iterator[NodeOutput]:
+        # srun cannot separate what the nodes print, so each node writes to a file of its own.
+        nodes = _slurm("squeue", "--noheader", f"--jobs={handle.id}", "--format=%D", env=_at(handle)).strip()
+        step = ["srun", f"--jobid={handle.id}", "--overlap", f"--nodes={nodes}", "--ntasks-per-node=1"]
+        with tempfile.TemporaryDirectory(prefix=".exec-", dir=handle.directory) as folder:
+            wrapped = f'"$@" > "{folder}/$SLURMD_NODENAME" 2>&1; echo $? > "{folder}/$SLURMD_NODENAME.status"'
+            _slurm(*step, "bash", "-c", wrapped, "bash", *command, env=_at(handle))
+            for file in sorted(Path(folder).glob("*.status")):
+                output = file.with_suffix("").read_text(errors="replace")
+                yield NodeOutput(node=file.stem, text=output, status=int(file.read_text() or 1))
+
+    def cancel(self, handle: JobHandle) -> None:
+        try:
+            _slurm("scancel", handle.id, env=_at(handle))
+        except EngineError as error:
+            if _UNKNOWN_JOB not in str(error):
+                raise
+
+
+def _directives(job: Job) -> Iterator[str]:
+    site = job.site
+    yield f"--job-name={job.name}"
+    yield f"--nodes={job.nodes}"
+    yield "--ntasks-per-node=1"
+    yield f"--output={shlex.quote(str(job.directory / OUTPUT))}"
+    yield f"--chdir={shlex.quote(str(job.cwd))}"
+    yield "--no-requeue"  # a repeated job is an attempt of its own, which nsa-harness submits
+    yield "--open-mode=append"
+    if site.partition:
+        yield f"--partition={site.partition}"
+    if site.account:
+        yield f"--account={site.account}"
+    if site.constraint:
+        yield f"--constraint={site.constraint}"
+    if job.gpus_per_node:
+        yield f"--gpus-per-node={job.gpus_per_node}"
+    if site.cpus_per_node:
+        yield f"--cpus-per-task={site.cpus_per_node}"
+    if site.time_limit:
+        yield f"--time={site.time_limit}"
+    elif job.limit_s is not None:
+        yield f"--time={math.ceil((job.limit_s + _LIMIT_MARGIN_S) / 60)}"
+    yield from site.directives
+
+
+def _at(handle: JobHandle) -> dict[str, str]:
+    """Return the environment in which the commands of Slurm find the cluster of a job."""
+    return {**os.environ, **handle.facts}
+
+
+def _slurm(*command: str, env: Mapping[str, str] | None = None) -> str:
+    """Return what a command of Slurm prints. Raise EngineError with its error message if it fails."""
+    try:
+        result = subprocess.run(
+            command, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+            errors="replace", timeout=_TIMEOUT_S, check=False,
+        )  # fmt: skip
+    except OSError as error:
+        raise EngineError(f"{command[0]} could not be started: {error.strerror}") from None
+    except subprocess.TimeoutExpired:
+        raise Unreachable(f"{command[0]} did not answer within {_TIMEOUT_S:g} s") from None
+    if result.returncode:
+        message = " ".join((result.stderr or result.stdout).split())
+        raise EngineError(f"{command[0]}: {message[:500] or f'exit status {result.returncode}'}")
+    return result.stdout
