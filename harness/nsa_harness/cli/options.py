@@ -21,6 +21,8 @@ from nsa_harness.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from nsa_harness.core.plan import EngineChoice
+    from nsa_harness.core.report import MachineFacts
     from nsa_harness.supervisor.launch.planning import SelectedScenario
     from nsa_harness.supervisor.storage.rundir import RunOptions
 
@@ -30,6 +32,7 @@ PROGRAM = "Your program"
 SELECTION = "Which scenarios"
 ATTEMPTS = "How often"
 REPORT = "Report"
+CLUSTER = "Where it runs"
 
 _OTHERS = "Options"
 _MAX_NAME_COLUMNS = 26  # maximum width of the left column of --help, which shows the option and its metavar
@@ -170,6 +173,21 @@ NoRedact = Annotated[bool, option("--no-redact", "Do not remove secrets from the
 NoValues = Annotated[bool, option("--no-values", "Do not read values of the program's variables.", REPORT)]
 GitDiff = Annotated[bool, option("--git-diff", "Store the diff of uncommitted changes in env.json.", REPORT)]
 Notify = Annotated[list[str] | None, option("--notify URL|exec CMD", _NOTIFY, REPORT)]
+_ENGINE = (
+    "Run each launch as a job: slurm, hosts (those of a site file), local (in the background) or an installed engine."
+    " Default: run it directly."
+)
+EngineName = Annotated[str | None, option("--engine NAME", _ENGINE, CLUSTER)]
+Nodes = Annotated[
+    int | None, option("--nodes N", "Nodes of a job, which share its ranks equally. Default: 1.", CLUSTER, min=1)
+]
+Partition = Annotated[str | None, option("--partition P", "Partition of Slurm.", CLUSTER)]
+Account = Annotated[str | None, option("--account A", "Account that Slurm charges.", CLUSTER)]
+Constraint = Annotated[str | None, option("--constraint C", "Features of Slurm that the nodes must have.", CLUSTER)]
+GpusPerNode = Annotated[int | None, option("--gpus-per-node G", "GPUs that a job gets on each node.", CLUSTER, min=1)]
+SiteFile = Annotated[
+    Path | None, option("--site FILE", "Settings of the cluster as YAML; options override them.", CLUSTER)
+]
 StoredRun = Annotated[Path | None, argument("[RUN]", "A run directory. Default: the latest run.")]
 
 
@@ -205,6 +223,42 @@ def run_options(
         command=typed_command(), out=out, json=as_json, probe=probe.value, redact=not no_redact, git_diff=git_diff,
         reads_values=not no_values, strict=strict, verbose=verbose, notify=tuple(notify or ()),
     )  # fmt: skip
+
+
+def engine_choice(engine: str | None, site: Path | None, **settings: str | int | None) -> EngineChoice | None:
+    """Return the engine that the options choose, or None without --engine. Raise UsageError if it cannot be used.
+
+    `settings`: the options that override the site file, by the names of its keys.
+    """
+    given = {name: value for name, value in settings.items() if value is not None}
+    if engine is None:
+        if given or site is not None:
+            name = next(iter(given), "site").replace("_", "-")
+            raise UsageError(f"--{name} belongs to a job; add --engine slurm")
+        return None
+    from nsa_harness.commands.engine_job import check_engine
+    from nsa_harness.core.plan import EngineChoice
+    from nsa_harness.engine.site import site_settings
+
+    choice_site = site_settings(site, given)
+    choice = EngineChoice(
+        name=engine, nodes=choice_site.nodes or 1, gpus_per_node=choice_site.gpus_per_node or 0,
+        site=choice_site.model_dump_json(by_alias=True, exclude_defaults=True),
+    )  # fmt: skip
+    check_engine(choice)
+    return choice
+
+
+def facts_of(choice: EngineChoice | None) -> MachineFacts:
+    """Return the facts of this machine, with the GPUs that a job of the engine gets instead of its own."""
+    from dataclasses import replace
+
+    from nsa_harness.supervisor.launch.machine import machine_facts
+
+    facts = machine_facts()
+    if choice is None or not choice.gpus_per_node:
+        return facts
+    return replace(facts, gpus=(f"GPU of {choice.name}",) * (choice.gpus_per_node * choice.nodes))
 
 
 def is_given(context: typer.Context, name: str) -> bool:

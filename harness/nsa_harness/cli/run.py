@@ -14,22 +14,32 @@ import typer
 from nsa_harness.cli.options import (
     ATTEMPTS,
     AUTO,
+    CLUSTER,
     PROGRAM,
     REPORT,
     SELECTION,
+    Account,
+    Constraint,
+    EngineName,
     GitDiff,
+    GpusPerNode,
     JsonLines,
+    Nodes,
     NoRedact,
     Notify,
     NoValues,
     Out,
+    Partition,
     Probe,
     ProbeMode,
     Ranks,
     Script,
+    SiteFile,
     Strict,
     Verbose,
     argument,
+    engine_choice,
+    facts_of,
     option,
     origin_of_option,
     parse_jobs,
@@ -57,6 +67,7 @@ _LOCKED = (
     "Fail if a training step does not communicate as recorded by `nsa-harness lock`. Default: NAME.comm.lock beside the"
     " script."
 )
+_RETRIES_INFRA = "Repeat a job up to N times if a node, a limit of the cluster or another user ended it."
 _JOBS = "Runs in parallel, if memory allows. auto: as many as cores, GPUs and memory allow."
 
 
@@ -108,6 +119,14 @@ def run(
     maxfail: Annotated[int | None, option("--maxfail N", "Stop after N failures.", ATTEMPTS, min=1)] = None,
     jobs: Annotated[str, option("--jobs N|auto", _JOBS, ATTEMPTS)] = "1",
     dry_run: Annotated[bool, option("--dry-run", "Print the commands and launch nothing.", ATTEMPTS)] = False,
+    engine: EngineName = None,
+    nodes: Nodes = None,
+    partition: Partition = None,
+    account: Account = None,
+    constraint: Constraint = None,
+    gpus_per_node: GpusPerNode = None,
+    site: SiteFile = None,
+    retries_infra: Annotated[int, option("--retries-infra N", _RETRIES_INFRA, CLUSTER, min=0)] = 0,
     as_json: JsonLines = False,
     out: Out = None,
     strict: Strict = False,
@@ -135,9 +154,12 @@ def run(
 
     from nsa_harness.commands.scheduler import RunRequest
     from nsa_harness.core.schedule import Policy
-    from nsa_harness.supervisor.launch.machine import machine_facts
     from nsa_harness.supervisor.launch.planning import plan_launches
 
+    choice = engine_choice(
+        engine, site, nodes=nodes, partition=partition, account=account, constraint=constraint,
+        gpus_per_node=gpus_per_node,
+    )  # fmt: skip
     request = RunRequest(
         specs=(),
         options=run_options(
@@ -151,7 +173,8 @@ def run(
             verbose=verbose,
             notify=notify,
         ),
-        policy=Policy(repeat=repeat, retries=retries, maxfail=maxfail),
+        policy=Policy(repeat=repeat, retries=retries, maxfail=maxfail, retries_infra=retries_infra),
+        engine=choice,
         jobs=parse_jobs(jobs),
         deepen=deepen,
     )
@@ -177,7 +200,7 @@ def run(
         tags=tuple(tag or ()), expression=expression, matrix=tuple(matrix or ()), shard=_parse_shard(shard),
         python=python,
     )  # fmt: skip
-    plan = plan_launches(invocation, machine_facts())
+    plan = plan_launches(invocation, facts_of(choice))
     if locked is not None:
         plan = replace(plan, specs=tuple(with_lock(spec, invocation, locked) for spec in plan.specs))
     _launch(request, plan, dry_run=dry_run)
@@ -310,6 +333,11 @@ def _resume(request: RunRequest, run_name: str, *, dry_run: bool) -> NoReturn:
 
 def _launch(request: RunRequest, plan: LaunchPlan, *, dry_run: bool) -> NoReturn:
     """Launch the runs of a plan, or only print their commands, and exit with the resulting exit code."""
+    if dry_run and request.engine is not None:
+        from nsa_harness.commands.engine_job import scripts
+
+        print("\n".join(scripts(plan.specs, request.engine, request.options)), end="")
+        raise typer.Exit
     if dry_run:
         from nsa_harness.cli.text import command_events, command_lines
         from nsa_harness.supervisor.storage.redaction import Redaction

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from nsa_harness.commands.stored_job import read_job, with_job_state
 from nsa_harness.core.diagnosis.engine import diagnose
 from nsa_harness.core.diagnosis.explanation import Rule
 from nsa_harness.core.diagnosis.profile import PROFILE_FILE
@@ -218,7 +219,13 @@ def judge_stored(attempt: AttemptDir, budget: Budget | None = None) -> Outcome:
     spec = load_judged_spec(attempt)
     nodes = attempt.directory.list_files(attempt.evidence, "*.json")
     node = nodes[0].stem if nodes else "unknown"
-    return judge_attempt(attempt, spec, node, _name_and_number(attempt)[1], read_budget=budget)
+    number = _name_and_number(attempt)[1]
+
+    def judge() -> Outcome:
+        return judge_attempt(attempt, spec, node, number, read_budget=budget)
+
+    job = read_job(attempt)
+    return judge() if job is None else with_job_state(attempt, spec, number, job, judge)
 
 
 def error_outcome(attempt: AttemptDir, plan: Sequence[RunSpec | Skip], error: Exception) -> Outcome:

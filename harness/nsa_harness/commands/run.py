@@ -34,6 +34,7 @@ from typing import TYPE_CHECKING
 from nsa_harness import __version__
 from nsa_harness.commands.scheduler import Execution, RunRequest
 from nsa_harness.commands.session import report_of, run_directory, session, write_report
+from nsa_harness.commands.stored_job import is_open
 from nsa_harness.core.comparison.communication import Lock, bytes_of
 from nsa_harness.core.comparison.plan_file import PlanText
 from nsa_harness.core.comparison.severity import strict_exit_code
@@ -80,7 +81,7 @@ def _run_in(run: RunDir, request: RunRequest, screen: Listener | None) -> Report
     plan_file = request.plan_file or (shipped_plan() if request.resume_in is None else None)
     with session(
         run, request.options, request.specs, screen=screen, in_parallel=request.jobs != 1, policy=request.policy,
-        jobs=request.jobs, deepen=request.deepen, plan_file=plan_file,
+        jobs=request.jobs, deepen=request.deepen, engine=request.engine, plan_file=plan_file,
     ) as running:  # fmt: skip
         outcomes = Execution(session=running, request=request).outcomes_after(before)
         report = running.write_documents(outcomes)
@@ -238,6 +239,7 @@ def request_to_resume(path: Path | None, request: RunRequest) -> RunRequest:
         policy=record.policy,
         jobs=record.jobs,
         deepen=record.deepen,
+        engine=record.engine,
         resume_in=run.path,
         plan_file=record.plan_text,
     )
@@ -249,11 +251,11 @@ def stored_plan_file(path: Path | None, out: Path | None) -> PlanText | None:
 
 
 def judge_attempts(run: RunDir) -> list[Outcome]:
-    """Judge every attempt of a stored run. Raise HarnessError if one cannot be judged."""
+    """Judge every attempt of a stored run whose job has ended. Raise HarnessError if one cannot be judged."""
     from nsa_harness.commands.judge import judge_stored
 
     budget = Budget()
-    return [judge_stored(attempt, budget) for attempt in run.attempts()]
+    return [judge_stored(attempt, budget) for attempt in run.attempts() if not is_open(attempt)]
 
 
 def _judge_or_error(run: RunDir, record: RunRecord) -> list[Outcome]:

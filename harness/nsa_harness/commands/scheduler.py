@@ -12,7 +12,7 @@ from nsa_harness.commands.session import Session
 from nsa_harness.core.comparison.plan_file import PlanText
 from nsa_harness.core.experiment.diagnostic_rerun import Change, next_change, with_change, with_diagnostic_reruns
 from nsa_harness.core.experiment.repeats import with_flakiness
-from nsa_harness.core.plan import MAX_RANKS, RunSpec, Skip
+from nsa_harness.core.plan import MAX_RANKS, EngineChoice, RunSpec, Skip
 from nsa_harness.core.report import MachineFacts, Outcome
 from nsa_harness.core.schedule import (
     ONCE,
@@ -40,6 +40,7 @@ class RunRequest:
     deepen: bool = False  # launch diagnostic reruns, each with one change, to explain failures
     jobs: int | None = 1  # parallel runs; None: as many as cores, devices and memory allow
     resume_in: Path | None = None  # the run directory to continue in; None: a new one
+    engine: EngineChoice | None = None  # runs each launch as a job; None: this machine runs it
     plan_file: PlanText | None = None  # has the decision rules for all runs together; None: the shipped plan file
 
 
@@ -160,6 +161,8 @@ class Execution:
         )
 
     def _room(self, jobs: int | None) -> Room:
+        if self.request.engine is not None:  # the queue of the cluster decides what runs
+            return replace(_NO_BOUND, jobs=jobs)
         # If the user chose the number of jobs, the cores do not limit it.
         return room_of(self.session.facts, jobs, cores=self.session.facts.cpus if jobs is None else None)
 

@@ -23,7 +23,7 @@ from nsa_harness.core.comparison.plan_file import PlanFile, PlanText, read_store
 from nsa_harness.core.comparison.sweeps import with_growth_findings
 from nsa_harness.core.experiment.diagnostic_rerun import with_diagnostic_reruns
 from nsa_harness.core.experiment.repeats import with_flakiness
-from nsa_harness.core.plan import RunSpec, Skip
+from nsa_harness.core.plan import EngineChoice, RunSpec, Skip
 from nsa_harness.core.report import MachineFacts, Outcome, Report
 from nsa_harness.core.schedule import ONCE, Policy, free_devices
 from nsa_harness.errors import HarnessError, UsageError
@@ -78,6 +78,10 @@ class Session:
         should_stop: ShouldStop | None = None,
     ) -> Outcome:
         """Launch one attempt and return its outcome. The options are the same as for `run_one`."""
+        if self.record.engine is not None:
+            from nsa_harness.commands.engine_job import run_on_engine
+
+            return run_on_engine(self, spec, number, self.record.engine)
         return run_one(
             spec, self.run.attempt(spec.scenario, number), number=number, probe=self.options.probe, facts=self.facts,
             notify=self.broadcast, interruption=self.interruption, log=self.run.log, devices=devices, server=server,
@@ -166,17 +170,19 @@ def session(
     policy: Policy = ONCE,
     jobs: int | None = 1,
     deepen: bool = False,
+    engine: EngineChoice | None = None,
     plan_file: PlanText | None = None,
 ) -> Iterator[Session]:
     """Open a session in the directory `run`, which the caller has locked.
 
     `screen`: a listener that replaces the terminal output. `in_parallel`: whether attempts may overlap. `facts`: the
-    facts about this machine, if they are already known. `policy`, `jobs`, `deepen` and `plan_file` are only stored in
-    run.json, for --resume.
+    facts about this machine, if they are already known. `engine`: runs each launch as a job. `policy`, `jobs`, `deepen`
+    and `plan_file` are only stored in run.json, for --resume.
     """
     record = RunRecord(
         command=options.command, harness=__version__, machine=facts or machine_facts(), controller=os.getpid(),
-        plan=tuple(plan), policy=policy, jobs=jobs, probe=options.probe, deepen=deepen, plan_text=plan_file,
+        plan=tuple(plan), policy=policy, jobs=jobs, probe=options.probe, deepen=deepen, engine=engine,
+        plan_text=plan_file,
     )  # fmt: skip
     try:
         write_record(run, record)
@@ -216,12 +222,14 @@ class Interruption:
     broadcast: Broadcast
     in_parallel: bool  # attempts run in threads, and read `count` themselves
     count: int = 0
+    lost_its_terminal: bool = False  # a job of an engine then goes on, and can be followed again later
     _watching: bool = False  # the main thread watches an attempt, and a second signal must interrupt it
 
     def __call__(self, number: int, _: FrameType | None) -> None:
         # When a terminal closes, the kernel and the shell may both send SIGHUP. It counts only once.
         if number == signal.SIGHUP and self.count:
             return
+        self.lost_its_terminal = number == signal.SIGHUP and not self.count
         self.count += 1
         self.broadcast(lambda listener: listener.on_interrupt(self.count))
         if self.count == 2 and self._watching:
@@ -238,6 +246,7 @@ class Interruption:
 
     def lost_terminal(self) -> None:
         """Treat a closed terminal as an interruption."""
+        self.lost_its_terminal = not self.count
         self.count = max(self.count, 1)
 
 

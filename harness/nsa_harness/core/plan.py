@@ -130,6 +130,16 @@ class RunSpec:
 
 
 @dataclass(frozen=True, kw_only=True)
+class EngineChoice:
+    """The engine that runs every launch of a command as a job, and what a job asks for."""
+
+    name: str
+    nodes: int = 1
+    gpus_per_node: int = 0
+    site: str = "{}"  # the settings of the cluster as JSON, with those of the command line
+
+
+@dataclass(frozen=True, kw_only=True)
 class Skip:
     """A scenario that cannot be run on this machine, and the reason."""
 

@@ -17,6 +17,7 @@ class Policy:
     repeat: int = 1  # attempts of each scenario, whatever their outcome
     retries: int = 0  # further attempts while the last attempt is not as expected
     maxfail: int | None = None  # scenarios not as expected after which nothing more is started
+    retries_infra: int = 0  # attempts of each scenario that are repeated because the cluster ended them
 
 
 ONCE = Policy()
@@ -24,7 +25,9 @@ ONCE = Policy()
 
 def needs_another_attempt(policy: Policy, attempts: Sequence[Outcome]) -> bool:
     """Return whether a scenario must be run again. Every attempt counts, except for diagnostic reruns."""
-    counted_attempts = repetitions(attempts)
+    repeated = repetitions(attempts)
+    lost_attempts = [outcome for outcome in repeated if is_lost_to_cluster(outcome)][: policy.retries_infra]
+    counted_attempts = [outcome for outcome in repeated if outcome not in lost_attempts]
     if len(counted_attempts) < policy.repeat:
         return True
     return len(counted_attempts) < policy.repeat + policy.retries and not is_as_expected(counted_attempts[-1])
@@ -44,6 +47,11 @@ def failed_enough(policy: Policy, scenarios: Iterable[Sequence[Outcome]]) -> boo
 def is_as_expected(outcome: Outcome) -> bool:
     """Return whether a run ended as its scenario expects. An ERROR is never expected."""
     return outcome.expected and outcome.verdict.status is not Status.ERROR
+
+
+def is_lost_to_cluster(outcome: Outcome) -> bool:
+    """Return whether the failure of a node, a limit or another user ended the attempt, and not its program."""
+    return outcome.verdict.status is Status.ERROR and outcome.verdict.cause == Cause.INFRA
 
 
 def is_interrupted(outcome: Outcome) -> bool:

@@ -12,7 +12,7 @@ from typing import Protocol
 from nsa_harness.engine.site import Site
 from nsa_harness.errors import HarnessError
 
-OUTPUT = "job.out"  # what the job's script prints, in the directory of the job
+OUTPUT = "output.log"  # what the job's script prints, in the directory of the job
 
 
 class EngineError(HarnessError):

@@ -34,7 +34,7 @@ _EXIT, _PID, _CANCELLED = "job.exit", "job.pid", "job.cancelled"
 _WRAPPER = """\
 trap '' HUP
 echo "$$ $(cut -d' ' -f22 /proc/$$/stat)" > "$1/job.pid.new" && mv "$1/job.pid.new" "$1/job.pid"
-bash "$2" > "$1/job.out" 2>&1 < /dev/null
+bash "$2" > "$1/output.log" 2>&1 < /dev/null
 echo $? > "$1/job.exit.new" && mv "$1/job.exit.new" "$1/job.exit"
 """
 

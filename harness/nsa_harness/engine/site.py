@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from nsa_harness.core.scenario.checks import parse_model
-from nsa_harness.core.scenario.yaml_tree import parse_yaml
+from nsa_harness.core.scenario.yaml_tree import Origin, from_plain, parse_yaml
 from nsa_harness.errors import ScenarioError, UsageError
 
 _SIZE_LIMIT_BYTES = 1_000_000
@@ -39,6 +40,17 @@ class Site(BaseModel):
     rendezvous: _Word | None = None  # the address at which the nodes meet
     hosts: dict[_Word, _Word | None] = Field(default_factory=dict)  # of --engine hosts: name and address
     launcher: _Line = "ssh -o BatchMode=yes {host}"  # of --engine hosts: starts a command on a host
+
+
+def site_settings(path: Path | None, options: dict[str, str | int]) -> Site:
+    """Return the settings of a site file, if any, overridden by options. Raise UsageError if an option is wrong."""
+    site = Site() if path is None else read_site(path)
+    values = {**site.model_dump(by_alias=True, exclude_defaults=True), **options}
+    tree = from_plain(json.loads(json.dumps(values)), Origin(source="command line"))
+    changed, mistakes = parse_model(Site, tree)
+    if changed is None:
+        raise UsageError("\n".join(f"--{one.key.replace('_', '-')}: {one.message}" for one in mistakes))
+    return changed
 
 
 def read_site(path: Path) -> Site:

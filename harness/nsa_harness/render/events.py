@@ -47,6 +47,9 @@ class Events(Listener):
         self._phases[scenario] = phase
         self._write("phase", scenario, phase=escape(phase), **to_stored(escaped(progress)))
 
+    def on_job(self, scenario: str, job: str, state: str, text: str) -> None:
+        self._write("job", scenario, job=escape(job), state=state, text=escape(text))
+
     def on_first_snapshot(self, scenario: str, rows: Sequence[FirstSnapshot]) -> None:
         self._write("look", scenario, rows=[asdict(row) for row in escaped(tuple(rows))])
 

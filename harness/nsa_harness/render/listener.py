@@ -30,6 +30,9 @@ class Listener:
     def on_phase(self, attempt: str, phase: str, progress: Progress) -> None:
         """Handle the latest progress of the ranks, each time they are polled, even if nothing changed."""
 
+    def on_job(self, attempt: str, job: str, state: str, text: str) -> None:
+        """Handle a new state of an attempt that an engine runs as a job, with the reason or the nodes."""
+
     def on_first_snapshot(self, attempt: str, rows: Sequence[FirstSnapshot]) -> None:
         """Handle the first stack snapshot of a job to which nsa-harness attaches."""
 

@@ -131,6 +131,10 @@ class Terminal(Listener):
             self._last_news[attempt] = latest
             self._print(news_line(attempt, phase, progress, self._width))
 
+    def on_job(self, attempt: str, job: str, state: str, text: str) -> None:
+        line = escape(f"job    {attempt}   {job} {state}{f': {text}' if text else ''}")
+        self._print(paragraph(line, self._width, "", "       "))
+
     def on_first_snapshot(self, attempt: str, rows: Sequence[FirstSnapshot]) -> None:  # noqa: ARG002
         self._print(["", *first_snapshot_lines(rows, self._width)])
 

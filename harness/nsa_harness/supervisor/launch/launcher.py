@@ -47,10 +47,7 @@ def command_line(spec: RunSpec, python: str, attempt_dir: Path | None) -> list[s
     logs = [] if attempt_dir is None else ["--tee=3", f"--log-dir={attempt_dir / 'logs'}"]
     as_module = spec.program[0] == "-m"
     return [
-        spec.python or python,
-        "-P",  # otherwise a module in the working directory could shadow a module of torchrun
-        "-m",
-        "torch.distributed.run",
+        *torchrun_command(spec, python),
         "--standalone",
         f"--nproc-per-node={spec.ranks}",
         *logs,
@@ -59,6 +56,12 @@ def command_line(spec: RunSpec, python: str, attempt_dir: Path | None) -> list[s
         *([_current_module_name(spec.program[1])] if as_module else []),
         *spec.program[2 * as_module :],
     ]
+
+
+def torchrun_command(spec: RunSpec, python: str) -> tuple[str, ...]:
+    """Return the command of torchrun without its options."""
+    # -P: otherwise a module in the working directory could shadow a module of torchrun
+    return (spec.python or python, "-P", "-m", "torch.distributed.run")
 
 
 def _current_module_name(module: str) -> str:

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from nsa_harness import __version__
 from nsa_harness.core.comparison.plan_file import PlanText
-from nsa_harness.core.plan import MAX_RANKS, Launcher, RunSpec, Skip
+from nsa_harness.core.plan import MAX_RANKS, EngineChoice, Launcher, RunSpec, Skip
 from nsa_harness.core.report import MachineFacts
 from nsa_harness.core.scenario.scenario import NAME, FaultKind
 from nsa_harness.core.scenario.yaml_tree import origin_of, parse_yaml, value_text, visible
@@ -171,6 +171,7 @@ class RunRecord:
     probe: str = PROBE_FULL
     deepen: bool = False
     was_interrupted: bool = False  # Ctrl-C or TERM ended the command
+    engine: EngineChoice | None = None  # None: this machine runs each launch itself
     plan_text: PlanText | None = None  # the plan file at the start; None: an old nsa-harness, which did not store it
 
 
