@@ -32,6 +32,7 @@ from nsa_harness.errors import UsageError
 from nsa_harness.protocol import ENV_FAULT, ENV_PREFIX
 from nsa_harness.supervisor.launch.launcher import torchrun_command
 from nsa_harness.supervisor.storage.adapters import json_text
+from nsa_harness.supervisor.storage.record import read_record
 from nsa_harness.supervisor.storage.rundir import AttemptDir, RunDir, RunOptions
 
 if TYPE_CHECKING:
@@ -156,7 +157,7 @@ class EngineAttempt:
         job = job_of(self.spec, self.attempt, self.choice, self.session.options)
         script = self.engine.render(job)
         handle, stored_script = None, self.attempt.path / script.file.name
-        if self.attempt.directory.is_file(stored_script):  # nsa-harness was killed between the submission and its record
+        if self.attempt.directory.is_file(stored_script):  # a nsa-harness that was killed may have submitted it
             handle = self.engine.find(script)
             if handle is None and (self.attempt.path / SHARED).is_dir():  # it has ended meanwhile
                 unknown = JobHandle(engine=self.engine.name, id="with a lost id", directory=str(script.file.parent))
@@ -242,6 +243,21 @@ class EngineAttempt:
 
 
 _STALLS = ("suspect", "released")
+
+
+def open_job_lines(run: RunDir) -> Iterator[str]:
+    """Yield a line about each job of a run that may still be in progress."""
+    choice = read_record(run).engine
+    for attempt in run.attempts() if choice is not None else ():
+        job = read_job(attempt)
+        if choice is None or job is None or job.status is not None:
+            continue
+        try:
+            status = engine_named(choice.name, site_of(choice)).poll(job.handle)
+            state = f"{status.state}{f': {text}' if (text := status.reason or status.nodes) else ''}"
+        except EngineError as error:
+            state = str(error)
+        yield f"job    {attempt.path.name}   {job.handle.id} {state}"
 
 
 def scripts(specs: Sequence[RunSpec | Skip], choice: EngineChoice, options: RunOptions) -> Iterator[str]:

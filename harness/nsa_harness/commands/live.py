@@ -27,6 +27,7 @@ from urllib.parse import unquote, urlsplit
 
 from nsa_harness import protocol
 from nsa_harness.commands.attempt import phase_name
+from nsa_harness.commands.engine_job import open_job_lines
 from nsa_harness.core.evidence.evidence import StatusFile
 from nsa_harness.core.evidence.live import Progress
 from nsa_harness.core.evidence.status_file import parse
@@ -124,7 +125,9 @@ class LiveRun:
         state = "running" if is_active else "ended"
         head = [f"{state} · {words.middle(escape(str(self.path)), max(width - len(state) - 3, 10))}"]
         notes = [cropped(f"    {line}", width) for _, lines in running for line in lines]
-        if is_active and not running:
+        jobs = list(open_job_lines(RunDir(self.path)))
+        notes += [cropped(f"  {line}", width) for line in jobs]
+        if is_active and not running and not jobs:
             notes.append(cropped("  no rank is running now: a run is being launched or judged", width))
         tail = [cropped(f"  {line}", width) for _, line in list(self.ended.values())[-_MAX_ENDED:]]
         return [*head, *view_lines(view, width, max(height - len(head) - len(notes) - len(tail), 3)), *notes, *tail]

@@ -8,6 +8,8 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from nsa_harness.core.diagnosis.causes import Cause
+from nsa_harness.core.diagnosis.confidence import EvidenceKind
+from nsa_harness.core.diagnosis.explanation import make_finding
 from nsa_harness.core.outcome.outcome import unjudged_outcome
 from nsa_harness.core.plan import RunSpec
 from nsa_harness.core.report import Outcome, Status
@@ -15,6 +17,7 @@ from nsa_harness.engine.interface import OUTPUT, JobHandle, JobStatus
 from nsa_harness.errors import StoredRunError
 from nsa_harness.supervisor.storage.adapters import json_text, type_adapter
 from nsa_harness.supervisor.storage.rundir import NODES, AttemptDir, RunDir
+from nsa_harness.texts.sentences import with_words
 
 JOB = "job.json"  # in the directory of an attempt: the job, with which any later command finds it again
 SHARED = "job"  # the directory that the agents share, until the job has ended
@@ -87,19 +90,24 @@ def with_job_state(
     outcome = judge() if attempt.nodes() else None
     if outcome is not None and (outcome.verdict.status in _JUDGED or not status.state.is_abnormal):
         return outcome
-    if status.state.is_abnormal:
-        reason = f"job {job.handle.id}: {status.reason or status.state.value.replace('_', ' ')}"
-    else:
-        end = status.reason or f"ended with exit code {status.exit_code}"
-        reason = f"job {job.handle.id}: {end}, before nsa-harness started on its nodes"
-        lines = attempt.directory.read_tail(attempt.path / OUTPUT).strip().splitlines()[-_LAST_LINES:]
-        reason += f"; its last output: {' | '.join(lines)}" if lines else "; it printed nothing"
-    if status.nodes:
-        reason += f" (nodes {status.nodes})"
-    error = unjudged(spec, attempt, number, reason, Cause.INFRA)
+    output = attempt.directory.read_tail(attempt.path / OUTPUT).strip().splitlines()[-_LAST_LINES:]
+    facts = {
+        "variant": "job",
+        "job": job.handle.id,
+        "state": status.state.value,
+        "reason": status.reason or f"ended with exit code {status.exit_code}",
+        "nodes": status.nodes,
+        "started": outcome is not None or status.state.is_abnormal,
+        "output": " | ".join(line.strip() for line in output),
+    }
+    proof = (f"{attempt.path.name}/{JOB}",)
+    finding = make_finding(Cause.INFRA, facts, evidence=EvidenceKind.FACT, proof=proof)
+    error = replace(unjudged(spec, attempt, number, "", Cause.INFRA), findings=(finding,))
     if outcome is not None:
         error = replace(error, trouble=outcome.trouble, timing=outcome.timing, artifacts=outcome.artifacts)
-    return attempt.redaction.value(error)
+    (error,) = with_words([error])
+    verdict = replace(error.verdict, summary=error.findings[0].claim)
+    return attempt.redaction.value(replace(error, verdict=verdict))
 
 
 def unjudged(spec: RunSpec, attempt: AttemptDir, number: int, reason: str, cause: Cause) -> Outcome:
