@@ -16,18 +16,27 @@ from nsa_harness.cli.options import (
     PROGRAM,
     REPORT,
     SELECTION,
+    Account,
+    Constraint,
+    EngineName,
     GitDiff,
+    GpusPerNode,
     JsonLines,
+    Nodes,
     NoRedact,
     Notify,
     NoValues,
     Out,
+    Partition,
     Probe,
     ProbeMode,
     Ranks,
     Script,
+    SiteFile,
     StoredRun,
     argument,
+    engine_choice,
+    facts_of,
     is_given,
     option,
     parse_budget,
@@ -124,6 +133,13 @@ def bisect(
             "--fork/--no-fork", "Fork the runs from a process that has already imported torch, if that is safe.", SEARCH
         ),
     ] = True,
+    engine: EngineName = None,
+    nodes: Nodes = None,
+    partition: Partition = None,
+    account: Account = None,
+    constraint: Constraint = None,
+    gpus_per_node: GpusPerNode = None,
+    site: SiteFile = None,
     as_json: JsonLines = False,
     out: Out = None,
     probe: ProbeMode = Probe.FULL,
@@ -145,14 +161,17 @@ def bisect(
     from nsa_harness.core.experiment.trial import parse_outcome
     from nsa_harness.supervisor.experiments.launches import BisectRequest, check_outcome, parse_templates
     from nsa_harness.supervisor.experiments.subjects import make_subject, program_arguments
-    from nsa_harness.supervisor.launch.machine import machine_facts
 
+    choice = engine_choice(
+        engine, site, nodes=nodes, partition=partition, account=account, constraint=constraint,
+        gpus_per_node=gpus_per_node,
+    )  # fmt: skip
     templates = parse_templates(arg or (), env_arg or ())
     invocation, bisect_subject = make_subject(
         subject,
         invocation_from_args(context, targets, script=script, ranks=ranks),
         templated=bool(templates),
-        facts=machine_facts(),
+        facts=facts_of(choice),
     )
     try:
         bad_outcome = parse_outcome(outcome)
@@ -164,7 +183,7 @@ def bisect(
         question=invocation, subject=replace(bisect_subject, in_a_row=templates.takes_range), templates=templates,
         base_args=program_arguments(invocation), sought=bad_outcome, confidence=confidence,
         confidence_requested=is_given(context, "confidence"), repeat=repeat, jobs=jobs,
-        budget_s=parse_budget(budget), fork=fork,
+        budget_s=parse_budget(budget), fork=fork, engine=choice,
         options=run_options(out, probe, as_json=as_json, no_redact=no_redact, git_diff=git_diff, notify=notify),
     )  # fmt: skip
     if dry_run:

@@ -19,6 +19,7 @@ from nsa_harness.commands.bisect_report import (
     shown_in_full,
     write_answer,
 )
+from nsa_harness.commands.engine_job import cancel_open_jobs
 from nsa_harness.commands.scheduler import load_of, room_of
 from nsa_harness.commands.session import INTERRUPTED, Session, session
 from nsa_harness.core.experiment.trial import SLOW, Signature, counts_as, file_and_line
@@ -114,14 +115,18 @@ def _open(
         screen = BisectScreen(sys.stderr if options.json else sys.stdout, live=not options.json)
         # The plan in run.json stays empty until the end, because the launches of a search are not known before.
         search_session = session(
-            run, options, (), screen=screen, in_parallel=request.jobs != 1, facts=facts, plan_file=shipped_plan()
-        )
+            run, options, (), screen=screen, in_parallel=request.jobs != 1, facts=facts, engine=request.engine,
+            plan_file=shipped_plan(),
+        )  # fmt: skip
         running = stack.enter_context(search_session)
+        if request.engine is not None:
+            cancel_open_jobs(run, request.engine)  # of a session that was killed; their probes are launched again
         if request.subject.form is SubjectForm.COMMIT:
             trees = Worktrees(repository=request.question.working_dir, home=run.worktrees.resolve())
             launches.use_worktrees(stack.enter_context(closing(trees)))
         launches.use_mixtures(Mixtures(home=run.mixtures.resolve()))
-        server = stack.enter_context(ForkServer()) if request.fork else None
+        forks = request.fork and request.engine is None
+        server = stack.enter_context(ForkServer()) if forks else None
         earlier = find_earlier_runs(launches, run.path.parent, but=run.run_id)
         yield Bisection(
             request=request, session=running, run=run, folder=folder, launches=launches, facts=facts,
@@ -204,6 +209,8 @@ class Bisection(SearchProgress):
     def _at_once(self) -> int:
         """Return the number of test runs that can run in parallel on this machine, at most `--jobs`."""
         requested_jobs = self.request.jobs
+        if self.request.engine is not None:
+            return requested_jobs
         spec = self.launches.spec_or_reason(range(len(self.request.subject.items)))
         if isinstance(spec, str):
             return requested_jobs

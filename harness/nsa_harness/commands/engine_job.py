@@ -260,6 +260,17 @@ def open_job_lines(run: RunDir) -> Iterator[str]:
         yield f"job    {attempt.path.name}   {job.handle.id} {state}"
 
 
+def cancel_open_jobs(run: RunDir, choice: EngineChoice) -> None:
+    """Cancel the jobs that an earlier session has left behind, and record that they have ended."""
+    engine = engine_named(choice.name, site_of(choice))
+    for attempt in run.attempts():
+        job = read_job(attempt)
+        if job is not None and job.status is None:
+            with suppress(EngineError):
+                engine.cancel(job.handle)
+                write_job(attempt, replace(job, status=engine.poll(job.handle), cancelled=True))
+
+
 def scripts(specs: Sequence[RunSpec | Skip], choice: EngineChoice, options: RunOptions) -> Iterator[str]:
     """Yield the script of each launch, as --dry-run prints it. The run directory is only known at the submission."""
     engine = engine_named(choice.name, site_of(choice))

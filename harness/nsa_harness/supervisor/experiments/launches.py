@@ -15,7 +15,7 @@ from pathlib import Path
 from nsa_harness import __version__
 from nsa_harness.core.experiment.statistics import control_runs
 from nsa_harness.core.experiment.trial import BASELINE_RUNS, FAILED_STATUSES, SLOW, SoughtFailure
-from nsa_harness.core.plan import RunSpec, Skip
+from nsa_harness.core.plan import EngineChoice, RunSpec, Skip
 from nsa_harness.core.report import MachineFacts, Status
 from nsa_harness.core.scenario.overrides import is_override
 from nsa_harness.core.scenario.yaml_tree import Plain, value_text
@@ -368,6 +368,7 @@ class BisectRequest:
     options: RunOptions
     # The user set a confidence, so a bad end that passes is run as often as this requires.
     confidence_requested: bool = False
+    engine: EngineChoice | None = None  # runs each test run as a job
 
 
 _KINDS = {
@@ -476,6 +477,7 @@ def make_cache_key(request: BisectRequest, launches: Launches, program: Launched
         "what is searched": sealed_digest(
             request.subject, request.templates, question.arguments, question.script, question.working_dir,
             request.sought, request.confidence, request.repeat, request.jobs, request.fork, request.options.probe,
+            *filter(None, [request.engine]),
         ),
     }  # fmt: skip
 
