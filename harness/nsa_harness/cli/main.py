@@ -56,7 +56,9 @@ nsa-harness run ddp_onestep train.steps=3
 # all scenarios with a tag, two at a time
 nsa-harness run -t plan --jobs 2
 # after an edit: is the failure fixed?
-nsa-harness run --verify reports/latest""",
+nsa-harness run --verify reports/latest
+# as a job of Slurm on two nodes
+nsa-harness run train.py --ranks 16 --engine slurm --nodes 2""",
     "ready": """
 # the smallest model: minutes on a laptop
 nsa-harness ready ci

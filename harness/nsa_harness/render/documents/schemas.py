@@ -114,6 +114,7 @@ _EVENTS: Mapping[str, Mapping[str, Any]] = {
     "launch": events.PlannedRun.__annotations__,
     "phase": {"phase": str, "elapsed_s": float, "deadline_s": float | None, "ranks": list[RankProgress]},
     "look": {"rows": list[FirstSnapshot]},
+    "job": {"job": str, "state": str, "text": str},
     "suspect": {"text": str},
     "released": {"text": str},
     "outcome": {"outcome": report_json.StoredOutcome, "run_dir": str},

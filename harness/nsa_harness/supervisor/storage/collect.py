@@ -198,7 +198,7 @@ _Value = TypeVar("_Value")
 def collect(attempt: AttemptDir, spec: RunSpec, node: str, read_reported: ReadReported | None = None) -> Evidence:
     """Collect an attempt's evidence from its files, and write it. `read_reported` reads the program's own tables."""
     if names := attempt.nodes():
-        whole = _merged(attempt, spec, names)
+        whole = _merged(attempt, spec, names, read_reported)
     else:
         whole = _EvidenceCollector(attempt=attempt, spec=spec).evidence(node, read_reported)
     evidence, text = reduce_to_limit(attempt.redaction.value(whole))
@@ -210,8 +210,11 @@ def collect(attempt: AttemptDir, spec: RunSpec, node: str, read_reported: ReadRe
     return evidence
 
 
-def _merged(attempt: AttemptDir, spec: RunSpec, names: Sequence[str]) -> Evidence:
-    """Return the merged evidence of an attempt that was observed by an agent on each of several nodes."""
+def _merged(attempt: AttemptDir, spec: RunSpec, names: Sequence[str], read_reported: ReadReported | None) -> Evidence:
+    """Return the merged evidence of an attempt that was observed by an agent on each of several nodes.
+
+    `read_reported` reads the program's own tables, which all nodes share, so they are read once.
+    """
     views = {name: attempt.with_files_of(name) for name in names}
     ranks = {name: set(Journals(attempt=view).pids) for name, view in views.items()}
     unseen = set(range(spec.ranks)).difference(*ranks.values())
@@ -220,7 +223,9 @@ def _merged(attempt: AttemptDir, spec: RunSpec, names: Sequence[str]) -> Evidenc
         for rank in own - unseen:
             _copy_values(attempt, name, rank)
     parts = {
-        name: _EvidenceCollector(attempt=view, spec=spec, ranks=tuple(sorted(ranks[name]))).evidence(name, None)
+        name: _EvidenceCollector(attempt=view, spec=spec, ranks=tuple(sorted(ranks[name]))).evidence(
+            name, read_reported if name == names[0] else None
+        )
         for name, view in views.items()
     }
     expected = next((one for one in attempt.directory.read_records(attempt.watch) if one.get("event") == "nodes"), {})
