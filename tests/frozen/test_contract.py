@@ -83,6 +83,11 @@ ADDED |= {
     "commands: ci init", "commands: ci init <SCRIPT|SCENARIO>", "commands: ci summary --before",
     *(f"commands: ci init --{name}" for name in ("ranks", "gitlab", "yes")),
 }  # fmt: skip
+ADDED |= {"commands: run --retries-infra", *(
+    f"commands: {name} --{option}"
+    for name in ("run", "bisect")
+    for option in ("engine", "nodes", "partition", "account", "constraint", "gpus-per-node", "site")
+)}  # fmt: skip
 ADDED |= {"commands: run --locked", "commands: lock", "commands: lock <[FILE.py|SCENARIO|KEY=VALUE]>", *(
     f"commands: lock {form}" for form in ("--no-redact", "--out", "--python", "--ranks", "--to", "-m", "-v")
 )}  # fmt: skip
