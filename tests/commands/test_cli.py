@@ -189,7 +189,15 @@ def test_help_wraps_at_any_width(columns: int, command: str) -> None:
 def test_options_of_a_command_stand_in_groups_and_their_variables_are_told_once() -> None:
     told = nsa_harness("run", "--help").stdout
     parts = [line for line in told.splitlines() if line.endswith(":") and not line.startswith(" ")]
-    assert parts == ["Arguments:", "Your program:", "Which scenarios:", "How often:", "Report:", "Options:"]
+    assert parts == [
+        "Arguments:",
+        "Your program:",
+        "Which scenarios:",
+        "How often:",
+        "Where it runs:",
+        "Report:",
+        "Options:",
+    ]
     assert told.count("NSA_HARNESS_") == 1
     assert "Usage: nsa-harness attach [OPTIONS] [PID] [limits.KEY=SECONDS]..." in nsa_harness("attach", "-h").stdout
 
@@ -288,7 +296,9 @@ def test_help_ends_in_examples_that_fit_the_screen(command: str, capsys: pytest.
     assert cli.run_command_line([command, "--help"]) == 0
     assert capsys.readouterr().out == short
     lines = [line.strip() for line in short.split("Examples:")[1].strip().splitlines()]
-    assert all(line.startswith(("# ", f"nsa-harness {command}")) and len(line) <= 78 for line in lines)
+    assert all(
+        line.startswith(("# ", f"nsa-harness {command}", "srun nsa-harness")) and len(line) <= 78 for line in lines
+    )
     assert sum(line.startswith("nsa-harness") for line in lines) >= 2
     assert not lines[-1].startswith("#")
 

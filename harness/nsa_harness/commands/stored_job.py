@@ -70,7 +70,7 @@ def adopt_evidence(attempt: AttemptDir) -> None:
         if record.get("event") != "spec":
             attempt.append_record(attempt.watch, record)
     with suppress(OSError):
-        (last.path / NODES).rename(attempt.path / NODES)
+        attempt.directory.move(last.path / NODES, attempt.path / NODES)
         if len(stored) == 1:
             shutil.rmtree(shared.path, ignore_errors=True)
 

@@ -308,6 +308,11 @@ class SafeDirectory:
         with self._open_directory(path.parent) as folder, suppress(FileNotFoundError):
             os.unlink(path.name, dir_fd=folder)
 
+    def move(self, path: Path, target: Path) -> None:
+        """Rename a file or directory. Raise OSError if that fails."""
+        with self._open_directory(path.parent) as source, self._open_directory(target.parent) as goal:
+            os.rename(path.name, target.name, src_dir_fd=source, dst_dir_fd=goal)
+
     # Notes about files that were not read completely.
 
     def note_incomplete(self, path: Path, why: str) -> None:
