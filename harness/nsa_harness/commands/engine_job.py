@@ -195,7 +195,8 @@ class EngineAttempt:
                 write_job(self.attempt, job)
                 self._cancel(job)
                 self._began_s = time.monotonic()
-            if job.cancelled and time.monotonic() - self._began_s > _CANCEL_S:
+            is_impatient = self.session.interruption.count > 1
+            if job.cancelled and (is_impatient or time.monotonic() - self._began_s > _CANCEL_S):
                 return replace(job, status=JobStatus(state=JobState.LOST, reason="it did not end after scancel"))
             self._wait(now_s, until_interrupted=not job.cancelled)
 

@@ -50,6 +50,7 @@ from nsa_harness.texts import words
 
 _LATEST_CALLS = 8
 _REFRESH_S = 0.5
+_JOBS_S = 5.0  # how often an engine is asked about jobs
 _WAITS_FROM_S = 1.0  # a shorter wait is part of every step
 _MAX_ENDED = 8  # ended runs that are shown
 _PAGE_COLUMNS, _PAGE_ROWS = 100, 60
@@ -70,6 +71,8 @@ class LiveRun:
     stalls: dict[str, str] = field(default_factory=dict)  # attempt -> who waits for whom
     ended: dict[str, tuple[EndedAttempt, str]] = field(default_factory=dict)  # by attempt, with a line about it
     _read_bytes: int = 0
+    _jobs: list[str] = field(default_factory=list)
+    _jobs_asked_s: float = float("-inf")
 
     @property
     def is_active(self) -> bool:
@@ -125,12 +128,19 @@ class LiveRun:
         state = "running" if is_active else "ended"
         head = [f"{state} · {words.middle(escape(str(self.path)), max(width - len(state) - 3, 10))}"]
         notes = [cropped(f"    {line}", width) for _, lines in running for line in lines]
-        jobs = list(open_job_lines(RunDir(self.path)))
+        jobs = self._job_lines()
         notes += [cropped(f"  {line}", width) for line in jobs]
         if is_active and not running and not jobs:
             notes.append(cropped("  no rank is running now: a run is being launched or judged", width))
         tail = [cropped(f"  {line}", width) for _, line in list(self.ended.values())[-_MAX_ENDED:]]
         return [*head, *view_lines(view, width, max(height - len(head) - len(notes) - len(tail), 3)), *notes, *tail]
+
+    def _job_lines(self) -> list[str]:
+        """Return a line about each open job. The engine is not asked each time."""
+        if time.monotonic() - self._jobs_asked_s > _JOBS_S:
+            self._jobs = list(open_job_lines(RunDir(self.path)))
+            self._jobs_asked_s = time.monotonic()
+        return self._jobs
 
     def _running(self) -> Iterator[tuple[RunningAttempt, list[str]]]:
         """Yield each running attempt, with lines about its rate and its waits."""
