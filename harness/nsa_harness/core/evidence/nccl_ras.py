@@ -138,7 +138,7 @@ def _from_json(text: str) -> Iterator[_Communicator]:
 _SUMMARY = re.compile(r"\s*(\d+)\s+\d+\s+\d+\s+[\d-]+\s+(\d{1,6})\s+\d+\s+(\w+)\s+\w+\s*")
 _HEADING = re.compile(r"#(\d+)-\d+ \((\w+)\) \w+")
 _OPERATION = re.compile(r"\s*Communicator ranks have different (\w+)")
-_LAUNCHED = r"(?:launched up to operation (\d{1,18})|not launched any)"
+_LAUNCHED = re.compile(r"(?:launched up to operation (\d{1,18})|not launched any)").pattern
 _SEVERAL_RANKS = re.compile(r"\s*(\d{1,6}) ranks have " + _LAUNCHED)
 _ONE_RANK = re.compile(
     r"\s*Rank (\d{1,6}) (?:(has) " + _LAUNCHED + r" )?-- (?:GPU .* managed by process (\d{1,10}) on node (\S{1,80}))?"
@@ -159,7 +159,7 @@ def _from_text(text: str) -> Iterator[_Communicator]:
         elif heading := _HEADING.match(line):
             row = summary.get(heading[1])
             if row is None:
-                raise ValueError(f"not in the summary: {line[:100]!r}")
+                raise ValueError(f"no summary: {line[:100]!r}")
             communicator = _Communicator(name=heading[2][:40], size=int(row[2]), is_running=row[3] == "RUNNING")
             _, lines = sections.setdefault(heading[2], (communicator, []))
         else:

@@ -124,7 +124,7 @@ def reduce_evidence(evidence: Evidence, limits: SizeLimits) -> Evidence:
     """Return the evidence within `limits`, with what matters most for the verdict, and a note in `trouble`."""
     cut = Trouble(what="evidence", why="reduced to its bound: the files in dumps/ have all threads and frames")
     snapshots = (
-        replace(snapshot, ranks=tuple(_rank_snapshot(rank, limits) for rank in snapshot.ranks))
+        replace(snapshot, ranks=tuple(_rank_snapshot(rank, limits) for rank in snapshot.ranks), communicators=())
         for snapshot in evidence.snapshots[-limits.snapshots :]
     )
     return replace(
