@@ -215,3 +215,10 @@ def test_a_site_file_may_set_everything(tmp_path: Path) -> None:
     assert read_site(file) == Site(
         nodes=2, partition="gpu", hosts={"h1": "10.0.0.1", "h2": None}, launcher="rsh {host}"
     )
+
+
+def test_a_launcher_without_a_host_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "site.yaml"
+    file.write_text("launcher: ssh node1\n")
+    with pytest.raises(ScenarioError, match=r"launcher: expected a command with \{host\}"):
+        read_site(file)
