@@ -29,6 +29,7 @@ SPEC = RunSpec(
     backend="gloo", device="cpu", subject="", limits=Limits(), expect=Expect(), fault=None, notes=(), not_covered=(),
     spec_hash="1",
 )  # fmt: skip
+_TOKEN = "sk-4f9d8a7b6c5e4d3f2a1b"
 HANDLE = JobHandle(engine="slurm", id="17", directory="/shared")
 
 
@@ -163,7 +164,8 @@ def test_two_hosts_share_the_ranks_of_a_job_and_report_once(tmp_path: Path) -> N
 
 def test_a_job_in_the_background_outlives_the_command_and_is_followed_again(tmp_path: Path) -> None:
     with subprocess.Popen(
-        [*COMMAND, str(PROGRAM), "--engine", "local", "--ranks", "2", "--", "endless"], cwd=tmp_path,
+        [*COMMAND, str(PROGRAM), "--engine", "local", "--ranks", "2", f"run.env.API_TOKEN={_TOKEN}", "--", "endless"],
+        cwd=tmp_path,
         stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
     ) as command:  # fmt: skip
         output = tmp_path / "reports" / "latest" / "cluster_job" / OUTPUT
@@ -173,3 +175,6 @@ def test_a_job_in_the_background_outlives_the_command_and_is_followed_again(tmp_
     result = run(tmp_path, "--resume")
     assert result.returncode == 0, result.stdout + result.stderr
     assert "PASS" in result.stdout
+    script = output.with_name("job.sh").read_text()
+    assert "export API_TOKEN=" in script
+    assert _TOKEN not in script

@@ -22,7 +22,7 @@ from nsa_harness.supervisor.storage.safe_directory import BALLAST, SafeDirectory
 # The program's own logs and files are not redacted in place, and neither is spec.json, which is needed to repeat the
 # run.
 _ATTEMPT_FILES = (
-    "watch.jsonl", "processes.jsonl", "interrupted", "command.txt", "env.json", "sources.json", "profile.txt",
+    "watch.jsonl", "processes.jsonl", "interrupted", "command.txt", "job.s*", "env.json", "sources.json", "profile.txt",
     "verdict.json", "trace.json", "explanation.json",
     "dumps/*.json", "dumps/*.txt", "boards/*.json", "boards/*.jsonl", "boards/*.txt", "evidence/*.json", "repro/*",
     "rank*/raised.json", "rank*/flight.json", "rank*/looks.jsonl", "rank*/trouble.jsonl", "rank*/stacks.txt",
