@@ -12,6 +12,7 @@ from lockstep import line
 
 from nsa_harness.core.diagnosis.call_paths import branch_that_skipped_call, compare_paths, rank_that_skipped_wait
 from nsa_harness.core.diagnosis.context import DiagnosisContext
+from nsa_harness.core.diagnosis.rules import group_waits
 from nsa_harness.core.evidence.evidence import Call, Evidence, Frame, Source, StatusFile, StoreKeyWrites
 from nsa_harness.core.report import Finding
 from nsa_harness.core.source_code.collection import excerpts
@@ -174,6 +175,51 @@ def test_of_several_that_set_such_keys_the_one_that_did_it_less_often_is_behind(
     assert told(evidence_of(STANDS, (MAIN, frame(70)), *boards)).ranks == (0,)
     alike = boards[0], inside(1, WAITS, key_set("epoch7", 3))
     assert told(evidence_of(STANDS, (MAIN, frame(70)), *alike, sources=())).ranks == (1,), "nobody is behind"
+
+
+def test_a_rank_that_set_a_key_with_another_last_word_should_set_this_one() -> None:
+    waits = call(1, "wait store.get", left_s=None, key="features/test")
+    boards = inside(0, call(1, left_s=None), key_set("features/train", 1)), inside(1, waits, key_set("seen", 9))
+    found = told(evidence_of(STANDS, (MAIN, frame(70)), *boards))
+    assert (found.code, found.ranks, found.facts["set_before"]["key"]) == (
+        "store_key_missing", (0,), "features/train",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("key", "other", "difference"),
+    [
+        ("epoch3", "epoch2", (0, 1)),
+        ("rollout/1/2", "rollout/0/1", (0, 2)),
+        ("features/test", "features/train", (1, 0)),
+        ("features/test", "features/test", (0, 0)),
+        ("test/features", "train/features", None),  # the first word says what the key is about
+        ("features/test/1", "features/train/2", None),
+        ("epoch3", "epoch3/done", None),
+        ("epoch3", "seen", None),
+        ("a/3", "a/b", None),
+        ("", "", (0, 0)),
+    ],
+)
+def test_keys_are_similar_if_numbers_or_one_later_word_differ(
+    key: str, other: str, difference: tuple[int, int] | None
+) -> None:
+    assert group_waits._difference(key, other) == difference
+
+
+def test_of_ranks_that_wait_for_each_others_keys_the_one_that_came_last_left_its_own_unset() -> None:
+    learner = call(1, "wait store.get", left_s=None, entered_s=9.0, key="rollout/1/1")
+    actors = [call(1, "wait store.get", left_s=None, entered_s=5.0, key="policy/1") for _ in range(2)]
+    boards = (
+        inside(0, learner, key_set("policy/0", 1)),
+        inside(1, actors[0], key_set("rollout/0/1", 1)),
+        inside(2, actors[1], key_set("rollout/0/2", 1)),
+    )
+    leaf = frame(3000, file="/x/torch/distributed/distributed_c10d.py")
+    snapshots = [rank_snapshot(rank, leaf, MAIN, frame(70), status_file=one) for rank, one in enumerate(boards)]
+    ranks = tuple(rank_evidence(rank, status_file=one) for rank, one in enumerate(boards))
+    found = told(stalled(*snapshots, ranks=ranks))
+    assert (found.code, found.ranks, found.facts["key"]) == ("store_key_missing", (0,), "policy/1")
 
 
 def test_a_rank_that_sets_keys_of_another_form_went_past_nothing() -> None:

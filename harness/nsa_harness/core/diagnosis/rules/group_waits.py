@@ -148,12 +148,12 @@ def _end_of_chain(context: DiagnosisContext, roots: Sequence[tuple[Wait, Call]])
     If the waits form a cycle, the last wait before it closes is returned.
     """
     by_rank = {root.rank: (root, call) for root, call in roots}
-    root, call = roots[0]
+    # In a cycle, the others already waited for the rank that began to wait last, so the chain must end at its key.
+    root, call = max(roots, key=lambda one: one[1].entered_s)
     while by_rank.pop(root.rank, None):
-        setter = _key_setter(context, call.key)
-        root, call = (
-            next((by_rank[rank] for rank in setter.ranks if rank in by_rank), (root, call)) if setter else (root, call)
-        )
+        setter, writer = _key_setter(context, call.key), _rank_with_fewest_writes(context, call.key)
+        ranks = setter.ranks if setter else () if writer is None else (writer[0],)
+        root, call = next((by_rank[rank] for rank in ranks if rank in by_rank), (root, call))
     return root, call
 
 
@@ -181,7 +181,7 @@ def store_given_up(context: DiagnosisContext) -> Explanation | None:
 
 _TIMEOUT_KEY = re.compile(r"wait timeout after \d+ ?ms, keys: (\S+)")
 _RANK_EQUALS = re.compile(r"rank\w*(?:\(\))?\s*==\s*(\d+)")
-_NUMBERS = re.compile(r"\d+")
+_KEY_PARTS = re.compile(r"\d+|[^\W\d_]+|[\W_]+")
 
 
 def _explain_missing_key(
@@ -239,22 +239,42 @@ def _explain_missing_key(
 
 
 def _rank_with_fewest_writes(context: DiagnosisContext, keys: str) -> tuple[int, StoreKeyWrites] | None:
-    """Return the rank with the fewest writes of keys like `keys`, and the last of these writes, or None."""
-    patterns = {_NUMBERS.sub("#", key) for key in keys.split(",")}
-    last_writes = {
-        rank: max(matching, key=lambda key_set: key_set.at_s)
-        for rank, status_file in context.status_files.items()
-        if (
-            matching := [
-                key_set
-                for key_set in status_file.keys_set
-                if _NUMBERS.sub("#", key_set.key) in patterns and key_set.chain
-            ]
-        )
-    }
-    fewest = min((key_set.count for key_set in last_writes.values()), default=0)
-    behind = [(rank, key_set) for rank, key_set in last_writes.items() if key_set.count == fewest]
+    """Return the rank that should set one of `keys`, and its last write of a similar key, or None.
+
+    It is the rank with the fewest writes of keys that differ only in numbers or, if there are none, in one word. Of
+    several such ranks, it is the one whose last key is most similar. None: there is no such rank, or more than one.
+    """
+    last_writes: list[tuple[tuple[int, int, int], int, StoreKeyWrites]] = []
+    for rank, status_file in context.status_files.items():
+        similar = [
+            (difference, key_set)
+            for key_set in status_file.keys_set
+            for key in keys.split(",")
+            if key_set.chain and (difference := _difference(key, key_set.key)) is not None
+        ]
+        if similar:
+            words = min(difference[0] for difference, _ in similar)
+            (_, numbers), last = max((one for one in similar if one[0][0] == words), key=lambda one: one[1].at_s)
+            last_writes.append(((words, last.count, numbers), rank, last))
+    least = min((order for order, _, _ in last_writes), default=None)
+    behind = [(rank, last) for order, rank, last in last_writes if order == least]
     return behind[0] if len(behind) == 1 else None
+
+
+def _difference(key: str, other: str) -> tuple[int, int] | None:
+    """Return how many words and how many numbers of two similar keys differ, or None if the keys are not similar.
+
+    Keys are similar if they consist of the same parts, of which only numbers, or one word after another one, differ.
+    """
+    parts, other_parts = _KEY_PARTS.findall(key), _KEY_PARTS.findall(other)
+    if len(parts) != len(other_parts):
+        return None
+    pairs = [pair for pair in zip(parts, other_parts, strict=True) if pair[0] != pair[1]]
+    numbers = sum(one.isdecimal() and other.isdecimal() for one, other in pairs)
+    words = len(pairs) - numbers
+    if words > 1 or (words and (numbers or parts[0] != other_parts[0] or not pairs[0][0].isalpha())):
+        return None
+    return words, numbers
 
 
 @dataclass(frozen=True, kw_only=True)
