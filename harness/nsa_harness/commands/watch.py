@@ -129,9 +129,12 @@ class WatchSession:
                 status = self._attempts(attempt)
             finally:
                 self.broadcast(lambda listener: listener.close())
+        self._redact()
+        return status
+
+    def _redact(self) -> None:
         if self.run.path.is_dir():
             redact_run(self.run)
-        return status
 
     def _first_attempt(self) -> AttemptDir:
         return self.run.attempt(self.spec.scenario)

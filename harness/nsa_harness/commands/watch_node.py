@@ -27,6 +27,7 @@ from nsa_harness.supervisor.observe.observed_job import (
     shell_status,
 )
 from nsa_harness.supervisor.storage.record import write_record, write_spec
+from nsa_harness.supervisor.storage.redacted_files import redact_files
 from nsa_harness.supervisor.storage.rundir import NODES, AttemptDir, RunDir
 from nsa_harness.supervisor.storage.safe_directory import release_ballast
 from nsa_harness.supervisor.storage.shared_directory import (
@@ -84,6 +85,8 @@ class NodeWatchSession(WatchSession):
     """The session of one node's agent. Only the coordinator judges the job and writes its documents."""
 
     earlier: dict[str, Outcome] = field(default_factory=dict)  # outcomes of earlier attempts, by directory
+    ended_by_us: bool = False  # nsa-harness ended the ranks of this node
+    has_finished: bool = False  # this agent wrote the report of the whole job
 
     def _store_record(self) -> None:
         if not self.run.directory.exists(self.run.record):
@@ -131,6 +134,22 @@ class NodeWatchSession(WatchSession):
         with suppress(OSError):
             own = self.files.own
             own.append_record(own.watch, {"event": "trouble", "what": what, "why": why, "rank": None})
+
+    def _observe_as_long_as_stored(self, child_command: WatchedCommand, attempt: AttemptDir) -> bool:
+        """Observe the job. Whatever goes wrong with that, the job goes on, and keeps its exit status."""
+        try:
+            return self._observe(child_command, attempt)
+        except Exception as error:
+            self.output.print_line(f"no report: {type(error).__name__}: {error}; the job goes on")
+            return self.ended_by_us
+        finally:
+            self.agent.stop()
+
+    def _redact(self) -> None:
+        with suppress(OSError):
+            redact_files(self.files.own)
+            if self.has_finished:
+                super()._redact()
 
     def _begin(self, child_command: WatchedCommand) -> None:
         self.agent.start(child_command.origin_ns)
@@ -197,13 +216,13 @@ class NodeWatchSession(WatchSession):
             self._call_hook(self.files.attempt)
 
     def _conclude(self, child_command: WatchedCommand, observation: ObservedJob, *, must_end: bool) -> None:
+        self.ended_by_us = must_end
         observation.store_spec()
         status = shell_status(child_command.child.wait())
         hang = self.agent.coordination.requests.hang
         restarts = hang if observation.watch.reported_proof is None and not must_end else 0
         self.agent.change(ended=True, status=status, living_ranks=(), restarts=restarts)
         verdict = self.agent.wait_for_others(self._finish)
-        self.agent.stop()
         release_ballast(self.files.attempt.path / NODES)
         if must_end and not self.request.options.json:
             self.output.print_line("nsa-harness ended the ranks of this node")
@@ -214,6 +233,7 @@ class NodeWatchSession(WatchSession):
         """Judge and report the whole job, and return its verdict."""
         outcome = self._judge_whole()
         self._report_whole(outcome, is_final=True)
+        self.has_finished = True
         finish_job(self.run, _job(self.request), _restarts(), self.first_number)
         release_ballast(self.run.path)
         return str(outcome.verdict.status)

@@ -430,9 +430,11 @@ class NodeAgent:
     def wait_for_others(self, finish: Callable[[], str]) -> str:
         """Once this node has ended, wait until the job has, and call `finish` in the coordinator. Return the verdict.
 
-        An agent that is not the coordinator does not wait. The verdict is empty if another agent will find it.
+        An agent that is not the coordinator waits only until it has seen that the coordinator still works. The verdict
+        is empty if another agent will find it.
         """
         deadline_s = time.monotonic() + _END_WAIT_S
+        at_end = self.files.coordination()
         while time.monotonic() < deadline_s and not self._failed:
             step = self.coordinate()
             if step is Step.FINISH:
@@ -441,14 +443,12 @@ class NodeAgent:
                 self.resign()
                 return verdict
             current = self.files.coordination()
-            if not self.leads and (current.verdict or (current.holder and not self._is_stale(current))):
+            is_alive = bool(current.holder) and (current.term, current.beat) != (at_end.term, at_end.beat)
+            if not self.leads and (current.verdict or is_alive):
                 return current.verdict
             time.sleep(0.3)
         self.resign()
         return ""
-
-    def _is_stale(self, current: Coordination) -> bool:
-        return self._changes.unchanged_s("holder", (current.term, current.beat)) > LEASE_S
 
 
 def deciding_looks(snapshots: tuple[Snapshot, ...]) -> tuple[int, ...]:

@@ -81,10 +81,8 @@ class SharedDirectory:
     _states: dict[str, NodeState] = field(default_factory=dict)
     _coordination: Coordination = field(default_factory=Coordination)
 
-    @property
-    def own(self) -> AttemptDir:
-        """The directory that only this node's agent writes."""
-        return self.attempt.node(self.node)
+    def __post_init__(self) -> None:
+        self.own = self.attempt.node(self.node)  # only this node's agent writes it
 
     def write_state(self, state: NodeState) -> None:
         """Publish the state of this node. Raise OSError if that fails."""
