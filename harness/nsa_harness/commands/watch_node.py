@@ -28,7 +28,7 @@ from nsa_harness.supervisor.observe.observed_job import (
 )
 from nsa_harness.supervisor.storage.record import write_record, write_spec
 from nsa_harness.supervisor.storage.redacted_files import redact_files
-from nsa_harness.supervisor.storage.rundir import NODES, AttemptDir, RunDir
+from nsa_harness.supervisor.storage.rundir import NODES, AttemptDir, RunDir, hold_lock
 from nsa_harness.supervisor.storage.safe_directory import release_ballast
 from nsa_harness.supervisor.storage.shared_directory import (
     Decision,
@@ -129,8 +129,12 @@ class NodeWatchSession(WatchSession):
         self.screen(tell)
         self.broadcast(tell)
 
+    def _say(self, text: str) -> None:
+        if not self.request.options.json:
+            self.output.print_line(text)
+
     def _note(self, what: str, why: str) -> None:
-        self.output.print_line(f"{what}: {why}; the job goes on")
+        self._say(f"{what}: {why}; the job goes on")
         with suppress(OSError):
             own = self.files.own
             own.append_record(own.watch, {"event": "trouble", "what": what, "why": why, "rank": None})
@@ -140,7 +144,7 @@ class NodeWatchSession(WatchSession):
         try:
             return self._observe(child_command, attempt)
         except Exception as error:
-            self.output.print_line(f"no report: {type(error).__name__}: {error}; the job goes on")
+            self._say(f"no report: {type(error).__name__}: {error}; the job goes on")
             return self.ended_by_us
         finally:
             self.agent.stop()
@@ -152,16 +156,20 @@ class NodeWatchSession(WatchSession):
                 super()._redact()
 
     def _begin(self, child_command: WatchedCommand) -> None:
-        self.agent.start(child_command.origin_ns)
-        self.agent.coordinate()
+        try:
+            self.agent.start(child_command.origin_ns)
+            self.agent.coordinate()
+        except Exception as error:
+            self._say(f"{type(error).__name__}: {error}; the job goes on")
 
     def _new_job(self, **parts: Any) -> ObservedJob:
         whole = self.files.attempt.path.name
         return NodeJob(**{**parts, "agent": self.agent, "listener": NodeAudience(name=whole, notify=self.broadcast)})
 
     def _prepare_whole(self) -> None:
-        """Write what describes the whole job, once."""
+        """Write what describes the whole job, once, and lock it against `report`."""
         whole = self.files.attempt
+        self.lock = hold_lock(self.run)
         if not self.run.directory.exists(whole.spec):
             prepare(whole, self.spec, self.facts)
             names = node_names(os.environ)
@@ -224,10 +232,10 @@ class NodeWatchSession(WatchSession):
         self.agent.change(ended=True, status=status, living_ranks=(), restarts=restarts)
         verdict = self.agent.wait_for_others(self._finish)
         release_ballast(self.files.attempt.path / NODES)
-        if must_end and not self.request.options.json:
-            self.output.print_line("nsa-harness ended the ranks of this node")
+        if must_end:
+            self._say("nsa-harness ended the ranks of this node")
         elif not verdict and not self.request.quiet:
-            self.output.print_line(f"this node has ended; page of the whole job: {self.run.path}/report.html")
+            self._say(f"this node has ended; page of the whole job: {self.run.path}/report.html")
 
     def _finish(self) -> str:
         """Judge and report the whole job, and return its verdict."""

@@ -188,11 +188,11 @@ class WatchedRanks(Ranks):
         return ranks_below(launcher)
 
     def _forget_solo(self, new_pids: dict[int, int]) -> None:
-        """Forget that a process is rank 0 if it turns out to be the parent of the ranks."""
-        if new_pids and not self._solo_pids & set(new_pids.values()):
-            for rank in [rank for rank, pid in self.pids.items() if pid in self._solo_pids]:
-                del self.pids[rank]
-                self.status_files.pop(rank, None)
+        """Forget that a process is rank 0 if it turns out to be the parent of the ranks, or another rank."""
+        former = [rank for rank, pid in self.pids.items() if pid in self._solo_pids and new_pids.get(rank) != pid]
+        for rank in former if new_pids else ():
+            del self.pids[rank]
+            self.status_files.pop(rank, None)
 
     def _add_rank(self, rank: int, pid: int) -> bool:
         if rank in self.pids:

@@ -150,11 +150,13 @@ class Journals:
         return [record for record in self.process_records if record.get("event") == event and "t_ns" in record]
 
     def _rank_pids(self) -> dict[int, int]:
-        pids = {
-            record["rank"]: record["pid"]
+        # A process may first count as rank 0, and tell later that it is another rank.
+        ranks = {
+            record["pid"]: record["rank"]
             for record in self.watch_records
             if record["event"] == "rank" and record["rank"] is not None
         }
+        pids = {rank: pid for pid, rank in ranks.items()}
         directory = self.attempt.directory
         for path in directory.list_files(self.attempt.probe_files, "*.board"):
             try:

@@ -237,6 +237,16 @@ def lock_run(run: RunDir) -> Iterator[None]:
         release_ballast(run.path)
 
 
+def hold_lock(run: RunDir) -> FileLock | None:
+    """Lock the run until this process exits, if that is possible: some network file systems have no locks."""
+    lock = FileLock(run.lock)
+    try:
+        lock.acquire(timeout=0)
+    except (Timeout, OSError, NotImplementedError):
+        return None
+    return lock
+
+
 @contextmanager
 def refuse_if_running(run: RunDir) -> Iterator[None]:
     """Raise StillRunning if the run is in progress. Otherwise prevent its resumption during the `with` block.

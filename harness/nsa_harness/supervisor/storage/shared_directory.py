@@ -9,6 +9,7 @@ which agent is the coordinator.
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -80,6 +81,7 @@ class SharedDirectory:
     node: str
     _states: dict[str, NodeState] = field(default_factory=dict)
     _coordination: Coordination = field(default_factory=Coordination)
+    _read_again_s: float = 0.0
 
     def __post_init__(self) -> None:
         self.own = self.attempt.node(self.node)  # only this node's agent writes it
@@ -89,7 +91,10 @@ class SharedDirectory:
         self.attempt.directory.write(self.own.path / "state.json", json_text(state) + "\n")
 
     def states(self) -> Mapping[str, NodeState]:
-        """Return the latest known state of each node."""
+        """Return the latest known state of each node. The files are read at most twice per second."""
+        if time.monotonic() < self._read_again_s:
+            return dict(self._states)
+        self._read_again_s = time.monotonic() + 0.5
         for name in self.attempt.nodes():
             state = self._read(self.attempt.node(name).path / "state.json", NodeState)
             if state is not None:
