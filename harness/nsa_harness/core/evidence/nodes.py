@@ -111,8 +111,8 @@ def merge_snapshots(
 
     Each node has its snapshots, and the time of its last progress on the same clock. A number is requested only after
     all nodes have answered the number before, so all snapshots with one number lie before all with the next. The
-    result claims no more time than each node measured on its own: a merged snapshot is as early as the earliest of its
-    parts, and the time without progress is the shortest that any node measured.
+    result claims no more time than each node measured on its own clock, even if their clocks differ: a merged snapshot
+    is as early as the earliest of its parts, and the last progress is the latest of any node.
     """
     asked = [(snapshots, last_s) for snapshots, last_s in nodes if snapshots]
     if not asked:
@@ -122,25 +122,9 @@ def merge_snapshots(
     for number in sorted(numbers):
         parts = [snapshot for snapshots, _ in asked for snapshot in snapshots if snapshot.number == number]
         ranks = with_peers(sorted((rank for part in parts for rank in part.ranks), key=lambda rank: rank.rank))
-        merged.append(
-            Snapshot(
-                number=number,
-                at_s=min(part.at_s for part in parts),
-                ranks=drop_incomplete_recorders(ranks),
-                gpus=tuple(gpu for part in parts for gpu in part.gpus),
-                communicators=tuple(communicator for part in parts for communicator in part.communicators),
-            )
-        )
-    last_progress_s = _greatest(last_s for _, last_s in nodes)
-    if merged and last_progress_s is not None:
-        quiet_s = [
-            snapshot.at_s - last_s
-            for snapshots, last_s in asked
-            for snapshot in snapshots
-            if snapshot.number == merged[-1].number and last_s is not None
-        ]
-        last_progress_s = max([last_progress_s, *(merged[-1].at_s - quiet for quiet in quiet_s)])
-    return tuple(merged), last_progress_s
+        gpus = tuple(gpu for part in parts for gpu in part.gpus)
+        merged.append(Snapshot(number=number, at_s=min(part.at_s for part in parts), ranks=ranks, gpus=gpus))
+    return tuple(merged), _greatest(last_s for _, last_s in nodes)
 
 
 def with_peers(ranks: Sequence[RankSnapshot]) -> tuple[RankSnapshot, ...]:
