@@ -138,6 +138,7 @@ RULES: Mapping[RulePhase, tuple[Rule, ...]] = {
         resources.cuda_assert,
         resources.disk_full,
         autograd.rank_conditional_unused_params,
+        network.unreachable,
         network.loopback,
         resources.infra,
         resources.hidden_package,

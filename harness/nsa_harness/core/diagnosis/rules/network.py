@@ -8,7 +8,7 @@ from statistics import median
 
 from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.diagnosis.confidence import EvidenceKind
-from nsa_harness.core.diagnosis.context import DiagnosisContext, exception_place, failed_ranks
+from nsa_harness.core.diagnosis.context import DiagnosisContext, exception_place, failed_ranks, first_own_failure
 from nsa_harness.core.diagnosis.explanation import Explanation, rule_if
 from nsa_harness.core.evidence.network import Link, Network
 from nsa_harness.core.report import Facts, Status
@@ -41,8 +41,9 @@ def _unreachable_facts(network: Network) -> Facts | None:
     return None
 
 
+@rule_if(first_own_failure)
 def unreachable(context: DiagnosisContext, first: Failure) -> Explanation | None:
-    """Return the explanation of a failure by a host that does not answer or has no address, or None."""
+    """Explain a failure after a process tried to reach a host that does not answer or has no address."""
     facts = _unreachable_facts(context.evidence.network)
     if facts is None or not _may_follow(first, facts):
         return None

@@ -22,7 +22,6 @@ from nsa_harness.core.diagnosis.context import (
     wait_place,
 )
 from nsa_harness.core.diagnosis.explanation import Explanation, rule_if
-from nsa_harness.core.diagnosis.rules.network import unreachable
 from nsa_harness.core.diagnosis.rules.threads import awaited_thread_line
 from nsa_harness.core.evidence.evidence import RaisedException, Snapshot
 from nsa_harness.core.evidence.host import Gpu, killed_pids
@@ -181,9 +180,7 @@ def dataloader_worker_died(context: DiagnosisContext, first: Failure, error: Rai
 
 @rule_if(first_own_failure)
 def infra(context: DiagnosisContext, first: Failure) -> Explanation | None:
-    """Explain a failure in which the system refused a resource, such as disk space, a port or another host."""
-    if (explanation := unreachable(context, first)) is not None:
-        return explanation
+    """Explain a failure in which the operating system refused a resource such as disk space or a port."""
     if first.exception is None:
         return _explain_launcher_refusal(context, first)
     code = _refusal_code(first.exception)
