@@ -189,7 +189,7 @@ def test_directives_of_slurm_come_from_the_site_and_the_job(tmp_path: Path) -> N
         "--chdir='/data/my project'", "--no-requeue", "--open-mode=append", "--partition=gpu", "--account=lab",
         "--constraint=a100", "--gpus-per-node=8", "--time=15", "--qos=high",
     ]  # fmt: skip
-    assert "module load cuda\nexport NCCL_SOCKET_IFNAME=ib0\nexport A='b c'\n" in text
+    assert "set -e\nmodule load cuda\nset +e\nexport NCCL_SOCKET_IFNAME=ib0\nexport A='b c'\n" in text
     assert text.endswith('"--rdzv-endpoint=$endpoint" \\\n  -m -- pkg.train --n=1\n')
 
 

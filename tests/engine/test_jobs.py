@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from nsa_harness.commands.stored_job import JOB, StoredJob, is_open, read_job, with_job_state, write_job
+from nsa_harness.commands.stored_job import JOB, StoredJob, is_open, read_job, refused, with_job_state, write_job
 from nsa_harness.core.plan import Expect, Launcher, Limits, RunSpec
 from nsa_harness.core.report import Outcome, SpecSummary, Status, Verdict
 from nsa_harness.core.schedule import Policy, needs_another_attempt
@@ -45,6 +45,31 @@ def ended(tmp_path: Path, job_status: JobStatus | None, agents: Status | None) -
     (attempt.path / OUTPUT).write_text("slurmstepd: error: execve(): nsa-harness: No such file\n" * 2)
     job = StoredJob(handle=HANDLE, status=job_status)
     return with_job_state(attempt, SPEC, 1, job, lambda: judged(agents or Status.ERROR))
+
+
+def test_a_job_that_was_refused_is_explained_by_what_the_engine_said(tmp_path: Path) -> None:
+    attempt = AttemptDir(tmp_path / "train", tmp_path)
+    outcome = refused(SPEC, attempt, 1, "sbatch: Invalid feature specification")
+    assert (outcome.verdict.status, outcome.verdict.cause) == (Status.ERROR, "infra")
+    assert outcome.verdict.summary == "the job could not be submitted: sbatch: Invalid feature specification"
+    assert "Correct the option" in advice(outcome)
+    assert outcome.ending_text == "nothing was started"
+
+
+def test_ranks_that_cannot_be_divided_are_refused_before_anything_is_written(tmp_path: Path) -> None:
+    site = tmp_path / "site.yaml"
+    site.write_text("hosts: {a: 10.0.0.1, b: 10.0.0.2}\nlauncher: false {host}\n")
+    words = [
+        str(PROGRAM),
+        "--ranks=3",
+        "--engine=hosts",
+        "--nodes=2",
+        f"--site={site}",
+        f"--out={tmp_path / 'reports'}",
+    ]
+    ran = subprocess.run([*COMMAND, *words], capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert (ran.returncode, "3 ranks cannot be divided equally among 2 nodes" in ran.stderr) == (2, True)
+    assert not (tmp_path / "reports").exists()
 
 
 @pytest.mark.parametrize(

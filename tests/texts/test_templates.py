@@ -61,6 +61,11 @@ BY_HAND: dict[str, list[dict[str, Any]]] = {
     ]
     + [
         {
+            "variant": "refused job",
+            "reason": "sbatch: Invalid feature specification",
+            "open_files": None,
+        },
+        {
             "variant": "loopback",
             "message": "connectFullMesh failed",
             "open_files": None,

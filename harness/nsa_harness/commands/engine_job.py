@@ -18,6 +18,7 @@ from nsa_harness.commands.stored_job import (
     StoredJob,
     adopt_evidence,
     read_job,
+    refused,
     unjudged,
     with_job_state,
     write_job,
@@ -61,13 +62,18 @@ def check_engine(choice: EngineChoice) -> Engine:
     return engine
 
 
-def job_of(spec: RunSpec, attempt: AttemptDir, choice: EngineChoice, options: RunOptions) -> Job:
-    """Return the job that runs an attempt. Raise UsageError if its ranks cannot be divided among the nodes."""
+def check_nodes(spec: RunSpec, choice: EngineChoice) -> None:
+    """Raise UsageError if the ranks of a launch cannot be divided among the chosen nodes."""
     if spec.ranks % choice.nodes:
         raise UsageError(f"--nodes: {spec.ranks} ranks cannot be divided equally among {choice.nodes} nodes")
-    is_plain = spec.launcher is Launcher.PLAIN
-    if is_plain and choice.nodes > 1:
+    if spec.launcher is Launcher.PLAIN and choice.nodes > 1:
         raise UsageError(f"{spec.scenario}: its own command is started on one node only; leave out --nodes")
+
+
+def job_of(spec: RunSpec, attempt: AttemptDir, choice: EngineChoice, options: RunOptions) -> Job:
+    """Return the job that runs an attempt. Raise UsageError if its ranks cannot be divided among the nodes."""
+    check_nodes(spec, choice)
+    is_plain = spec.launcher is Launcher.PLAIN
     site, directory = site_of(choice), attempt.path.resolve()
     words = spec.program[1:] if (as_module := spec.program[0] == "-m") else spec.program
     threads = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")} if spec.ranks > 1 else {}
@@ -107,7 +113,7 @@ def run_on_engine(session: Session, spec: RunSpec, number: int, choice: EngineCh
     try:
         return EngineAttempt(session=session, spec=spec, attempt=attempt, number=number, choice=choice).run()
     except EngineError as error:
-        return attempt.redaction.value(unjudged(spec, attempt, number, str(error), Cause.INFRA))
+        return refused(spec, attempt, number, str(error))
     except Exception as error:
         with suppress(OSError):
             attempt.directory.append(session.run.log, attempt.redaction.text(traceback.format_exc()))

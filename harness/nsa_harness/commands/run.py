@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nsa_harness import __version__
+from nsa_harness.commands.engine_job import check_nodes
 from nsa_harness.commands.scheduler import Execution, RunRequest
 from nsa_harness.commands.session import report_of, run_directory, session, write_report
 from nsa_harness.commands.stored_job import is_open
@@ -70,6 +71,10 @@ if TYPE_CHECKING:
 
 def run_all(request: RunRequest, screen: Listener | None = None) -> int:
     """Run everything that was requested, write the output files, and return the exit code."""
+    if request.engine is not None:
+        for spec in request.specs:
+            if isinstance(spec, RunSpec):
+                check_nodes(spec, request.engine)
     end_dead_runs()
     with run_directory(request.options, request.resume_in) as run:
         report = _run_in(run, request, screen)

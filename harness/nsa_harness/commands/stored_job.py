@@ -110,6 +110,15 @@ def with_job_state(
     return attempt.redaction.value(replace(error, verdict=verdict))
 
 
+def refused(spec: RunSpec, attempt: AttemptDir, number: int, reason: str) -> Outcome:
+    """Return the outcome of a job that the engine did not start, because of `reason`."""
+    facts = {"variant": "refused job", "reason": reason, "open_files": None}
+    finding = make_finding(Cause.INFRA, facts, evidence=EvidenceKind.FACT, proof=())
+    (outcome,) = with_words([replace(unjudged(spec, attempt, number, reason, Cause.INFRA), findings=(finding,))])
+    verdict = replace(outcome.verdict, summary=outcome.findings[0].claim)
+    return attempt.redaction.value(replace(outcome, verdict=verdict, ending_text="nothing was started"))
+
+
 def unjudged(spec: RunSpec, attempt: AttemptDir, number: int, reason: str, cause: Cause) -> Outcome:
     outcome = unjudged_outcome(spec, attempt=number, directory=attempt.path.name, error=reason, cause=cause)
     return replace(outcome, ending_text=f"see {OUTPUT}")

@@ -50,7 +50,7 @@ class HostsEngine(LocalEngine):
                 "agents=()",
                 "node() { cat <<'END_OF_NODE'",
                 f"cd {shlex.quote(str(job.cwd))} || exit 1",
-                *job.site.setup,
+                *job.site.setup_commands(),
                 *job.exports(),
                 f"echo $$ > {shlex.quote(str(job.directory))}/{_PID_FILE.format('$3')}",
                 f"exec {job.node_command(job.name, f'{address}:{port}', options)} < /dev/null",

@@ -52,7 +52,13 @@ class LocalEngine:
 
     def render(self, job: Job) -> Script:
         command = job.node_command(job.name, "localhost:0")
-        lines = ["#!/bin/bash", "set -u", f"cd {shlex.quote(str(job.cwd))} || exit 1", *job.site.setup, *job.exports()]
+        lines = [
+            "#!/bin/bash",
+            "set -u",
+            f"cd {shlex.quote(str(job.cwd))} || exit 1",
+            *job.site.setup_commands(),
+            *job.exports(),
+        ]
         return self._script(job, [*lines, f"exec {command}"])
 
     def _script(self, job: Job, lines: Sequence[str]) -> Script:

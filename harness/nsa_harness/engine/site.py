@@ -41,6 +41,10 @@ class Site(BaseModel):
     hosts: dict[_Word, _Word | None] = Field(default_factory=dict)  # of --engine hosts: name and address
     launcher: _Line = "ssh -o BatchMode=yes {host}"  # of --engine hosts: starts a command on a host
 
+    def setup_commands(self) -> tuple[str, ...]:
+        """Return the shell commands before the job. The first one that fails ends the job."""
+        return ("set -e", *self.setup, "set +e") if self.setup else ()
+
 
 def site_settings(path: Path | None, options: dict[str, str | int]) -> Site:
     """Return the settings of a site file, if any, overridden by options. Raise UsageError if an option is wrong."""

@@ -67,7 +67,7 @@ class SlurmEngine:
             *(f"#SBATCH {directive}" for directive in _directives(job)),
             "# nsa-harness wrote this script. `sbatch` on this file repeats the run by hand.",
             "set -u",
-            *job.site.setup,
+            *job.site.setup_commands(),
             *job.exports(),
             *meeting,
             f"{srun} \\",
@@ -173,5 +173,6 @@ def _slurm(*command: str, env: Mapping[str, str] | None = None) -> str:
         raise Unreachable(f"{command[0]} did not answer within {_TIMEOUT_S:g} s") from None
     if result.returncode:
         message = " ".join((result.stderr or result.stdout).split())
+        message = message.removeprefix(f"{command[0]}: ").removeprefix("error: ")  # its own name is named here
         raise EngineError(f"{command[0]}: {message[:500] or f'exit status {result.returncode}'}")
     return result.stdout
