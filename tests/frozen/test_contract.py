@@ -83,7 +83,7 @@ ADDED |= {
     "commands: ci init", "commands: ci init <SCRIPT|SCENARIO>", "commands: ci summary --before",
     *(f"commands: ci init --{name}" for name in ("ranks", "gitlab", "yes")),
 }  # fmt: skip
-ADDED |= {"commands: run --retries-infra", *(
+ADDED |= {"commands: run --retries-infra", "commands: run --distribute", *(
     f"commands: {name} --{option}"
     for name in ("run", "bisect")
     for option in ("engine", "nodes", "partition", "account", "constraint", "gpus-per-node", "site")

@@ -58,7 +58,9 @@ nsa-harness run -t plan --jobs 2
 # after an edit: is the failure fixed?
 nsa-harness run --verify reports/latest
 # as a job of Slurm on two nodes
-nsa-harness run train.py --ranks 16 --engine slurm --nodes 2""",
+nsa-harness run train.py --ranks 16 --engine slurm --nodes 2
+# which idle node is bad?
+nsa-harness run train.py --ranks 16 --engine slurm --distribute=idle""",
     "ready": """
 # the smallest model: minutes on a laptop
 nsa-harness ready ci

@@ -68,6 +68,7 @@ _LOCKED = (
     " script."
 )
 _RETRIES_INFRA = "Repeat a job up to N times if a node, a limit of the cluster or another user ended it."
+_DISTRIBUTE = "idle: run on each idle node of the engine, then on pairs of them, and name the bad hosts."
 _JOBS = "Runs in parallel, if memory allows. auto: as many as cores, GPUs and memory allow."
 
 
@@ -127,6 +128,7 @@ def run(
     gpus_per_node: GpusPerNode = None,
     site: SiteFile = None,
     retries_infra: Annotated[int, option("--retries-infra N", _RETRIES_INFRA, CLUSTER, min=0)] = 0,
+    distribute: Annotated[str | None, option("--distribute NODES", _DISTRIBUTE, CLUSTER)] = None,
     as_json: JsonLines = False,
     out: Out = None,
     strict: Strict = False,
@@ -178,6 +180,17 @@ def run(
         jobs=parse_jobs(jobs),
         deepen=deepen,
     )
+    if distribute is not None:
+        if distribute != "idle" or choice is None:
+            raise UsageError("--distribute=idle is the only form, and it needs --engine slurm or --engine hosts")
+        unfit = {
+            "--verify": verify is not None,
+            "--resume": resume is not None,
+            "--lf": last_failed,
+            "--dry-run": dry_run,
+        }
+        unfit |= {"--nodes": nodes is not None, "--deepen": deepen, "--maxfail": maxfail is not None}
+        _refuse_others("--distribute chooses the nodes of each job", [name for name, given in unfit.items() if given])
     selection_args = [
         *(targets or ()),
         *(tag or ()),
@@ -203,6 +216,8 @@ def run(
     plan = plan_launches(invocation, facts_of(choice))
     if locked is not None:
         plan = replace(plan, specs=tuple(with_lock(spec, invocation, locked) for spec in plan.specs))
+    if distribute is not None:
+        _distribute(request, plan)
     _launch(request, plan, dry_run=dry_run)
 
 
@@ -353,6 +368,20 @@ def _launch(request: RunRequest, plan: LaunchPlan, *, dry_run: bool) -> NoReturn
     for note in plan.notes:
         print(f"note: {note}", file=sys.stderr)
     raise typer.Exit(run_all(replace(request, specs=plan.specs, plan_file=plan.plan_text)))
+
+
+def _distribute(request: RunRequest, plan: LaunchPlan) -> NoReturn:
+    """Search for bad hosts with the launch of a plan, and exit with the resulting exit code."""
+    from dataclasses import replace
+
+    from nsa_harness.commands.distribute import run_distributed
+    from nsa_harness.commands.engine_job import check_engine
+
+    assert request.engine is not None
+    for note in plan.notes:
+        print(f"note: {note}", file=sys.stderr)
+    choice = replace(request.engine, nodes=1)
+    raise typer.Exit(run_distributed(replace(request, specs=plan.specs), choice, check_engine(choice)))
 
 
 def _refuse_others(reason: str, conflicting: Sequence[str]) -> None:

@@ -85,7 +85,7 @@ def job_of(spec: RunSpec, attempt: AttemptDir, choice: EngineChoice, options: Ru
         as_module=as_module, program=words,
         env={"PYTHONUNBUFFERED": "1", **threads, **dict(spec.env), "NSA_OUT_DIR": str(directory)},
         cwd=Path(spec.cwd or ".").resolve(), limit_s=spec.limits.deadline_s, gpus_per_node=choice.gpus_per_node,
-        site=site,
+        only=choice.only, site=site,
     )  # fmt: skip
 
 

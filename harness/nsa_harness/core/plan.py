@@ -137,6 +137,7 @@ class EngineChoice:
     nodes: int = 1
     gpus_per_node: int = 0
     site: str = "{}"  # the settings of the cluster as JSON, with those of the command line
+    only: tuple[str, ...] = ()  # run on these nodes; (): on any
 
 
 @dataclass(frozen=True, kw_only=True)

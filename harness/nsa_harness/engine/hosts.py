@@ -30,8 +30,13 @@ class HostsEngine(LocalEngine):
             return Capabilities(missing="the site file names no host; add `hosts:` with a name and an address for each")
         return Capabilities(nodes=len(self.site.hosts))
 
+    def idle_nodes(self) -> Sequence[str]:
+        """Return all hosts, because nothing is known about their other jobs."""
+        return list(self.site.hosts)
+
     def render(self, job: Job) -> Script:
-        hosts = list(self.site.hosts)[: job.nodes]
+        numbers = {host: number for number, host in enumerate(self.site.hosts)}
+        hosts = [host for host in numbers if not job.only or host in job.only][: job.nodes]
         if len(hosts) < job.nodes:
             raise UsageError(f"--nodes: {job.nodes} nodes, but the site file names only {len(hosts)} hosts")
         address = self.site.rendezvous or self.site.hosts[hosts[0]] or hosts[0].rpartition("@")[2]
@@ -39,8 +44,9 @@ class HostsEngine(LocalEngine):
         # torchrun finds out by the host's name which node hosts the meeting, which fails for some names.
         options = ['"--rdzv-conf=is_host=$1"', '${2:+"--local-addr=$2"}']
         launches = []
-        for number, host in enumerate(hosts):
-            arguments = shlex.join(["bash", "-s", str(int(number == 0)), self.site.hosts[host] or "", str(number)])
+        for host in hosts:
+            is_first = str(int(host == hosts[0]))
+            arguments = shlex.join(["bash", "-s", is_first, self.site.hosts[host] or "", str(numbers[host])])
             launches.append(f"node | {self._launcher(host)} {arguments} & agents+=($!)")
         return self._script(
             job,

@@ -85,6 +85,7 @@ class Job:
     cwd: Path
     limit_s: float | None  # after this time on its nodes, the engine may end the job
     gpus_per_node: int = 0
+    only: tuple[str, ...] = ()  # the nodes on which it must run; (): any
     site: Site = field(default_factory=Site)
 
     def node_command(self, rendezvous_id: str, endpoint: str, options: Sequence[str] = ()) -> str:
@@ -146,6 +147,9 @@ class Engine(Protocol):
 
     def capabilities(self) -> Capabilities:
         """Return what this engine offers at the moment."""
+
+    def idle_nodes(self) -> Sequence[str]:
+        """Return the names of the nodes that run no job at the moment. Raise EngineError if they are not known."""
 
     def render(self, job: Job) -> Script:
         """Return the script of a job. Nothing is written."""

@@ -50,6 +50,9 @@ class LocalEngine:
     def capabilities(self) -> Capabilities:
         return Capabilities(nodes=1)
 
+    def idle_nodes(self) -> Sequence[str]:
+        return [socket.gethostname()]
+
     def render(self, job: Job) -> Script:
         command = job.node_command(job.name, "localhost:0")
         lines = [

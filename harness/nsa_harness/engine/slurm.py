@@ -57,6 +57,11 @@ class SlurmEngine:
         names = {line.partition(" ")[0] for line in nodes}
         return Capabilities(nodes=len(names), gpus_per_node=parse_gpus("\n".join(nodes)))
 
+    def idle_nodes(self) -> Sequence[str]:
+        partition = [f"--partition={self.site.partition}"] if self.site.partition else []
+        printed = _slurm("sinfo", "--noheader", "--Node", "--responding", "--states=idle", "--format=%N", *partition)
+        return [*dict.fromkeys(printed.split())]  # a node is listed once for each of its partitions
+
     def render(self, job: Job) -> Script:
         file = job.directory / "job.sbatch"
         endpoint = f"{job.site.rendezvous}:$((20000 + SLURM_JOB_ID % 20000))" if job.site.rendezvous else None
@@ -144,6 +149,8 @@ def _directives(job: Job) -> Iterator[str]:
         yield f"--account={site.account}"
     if site.constraint:
         yield f"--constraint={site.constraint}"
+    if job.only:
+        yield f"--nodelist={','.join(job.only)}"
     if job.gpus_per_node:
         yield f"--gpus-per-node={job.gpus_per_node}"
     if site.cpus_per_node:
