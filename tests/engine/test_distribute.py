@@ -118,6 +118,11 @@ def test_an_error_is_no_evidence() -> None:
     assert (found.bad, found.good, found.undecided) == ((), ("n1", "n3"), ("n2",))
 
 
+def test_a_host_that_failed_once_needs_a_second_job_to_be_bad() -> None:
+    found, _ = searched(names(3), lambda job: FAIL if job == ("n2",) else ERROR if "n2" in job else PASS)
+    assert (found.bad, found.good, found.undecided) == ((), ("n1", "n3"), ("n2",))
+
+
 def test_a_host_that_fails_alone_and_passes_in_a_pair_is_undecided() -> None:
     found, _ = searched(names(3), lambda job: FAIL if job == ("n2",) else PASS)
     assert (found.bad, found.undecided) == ((), ("n2",))

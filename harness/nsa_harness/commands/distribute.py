@@ -130,6 +130,7 @@ def answer(hosts: Hosts, results: dict[Hosts, Status], found: HostSearch) -> Ite
     def jobs(*names: str, size: int = 0) -> str:
         """Return the results of the jobs with all these hosts, as in "n1+n2: FAIL"."""
         chosen = [job for job in results if set(names) <= set(job) and size in (0, len(job))]
+        chosen = [job for job in chosen if results[job] is not Status.ERROR]  # which proves nothing
         return ", ".join(f"{job_name(job)}: {results[job].value}" for job in chosen)
 
     for host in found.bad:

@@ -42,7 +42,11 @@ def search_hosts(hosts: Sequence[str], results: Mapping[Hosts, Status], *, with_
     retries = [(passed[(number + step) % len(passed)], host) for number, host in enumerate(failed) for step in (0, 1)]
     if with_pairs and (new := _not_run([*_ring(passed), *retries], results)):
         return HostSearch(undecided=tuple(hosts), next_jobs=_disjoint(new))
-    bad = [host for host in failed if Status.PASS not in _results_of(host, hosts, results)]
+    bad = [
+        host
+        for host in failed
+        if _is_always_at_fault([_result(host, other, results) for other in passed], with_pairs=with_pairs)
+    ]
     pairs = {pair: status for pair, status in results.items() if len(pair) > 1}
     working = [host for host in passed if any(host in pair and pairs[pair] is Status.PASS for pair in pairs)]
     failing = [pair for pair in pairs if pairs[pair] in _FAULTS and not set(pair) - set(passed)]
@@ -85,8 +89,9 @@ def _result(host: str, other: str, results: Mapping[Hosts, Status]) -> Status | 
     return results.get((host, other), results.get((other, host)))
 
 
-def _results_of(host: str, hosts: Sequence[str], results: Mapping[Hosts, Status]) -> list[Status | None]:
-    return [results[host,], *(_result(host, other, results) for other in hosts)]
+def _is_always_at_fault(in_pairs: Sequence[Status | None], *, with_pairs: bool) -> bool:
+    """Return whether a host that failed alone also failed in a pair, and passed in none."""
+    return Status.PASS not in in_pairs and (not with_pairs or any(status in _FAULTS for status in in_pairs))
 
 
 def _disjoint(pairs: Iterable[Hosts]) -> tuple[Hosts, ...]:
