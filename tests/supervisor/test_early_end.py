@@ -52,6 +52,7 @@ class FakeRanks:
     peaks: dict[int, int] = field(default_factory=dict)
     is_starting: bool = False
     all_started: bool = False
+    has_other_hosts: bool = False
 
     def __post_init__(self) -> None:
         self.sampler = SimpleNamespace(take=self.take, pipe_requests={}, last_tasks=set(), trouble=[])
