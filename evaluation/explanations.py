@@ -319,9 +319,9 @@ def section() -> list[str]:
             rounds 5 to 8 in view. With the recordings of rounds 5 to 8, the extended rules name the right line first in
             35 of 50 programs, which says nothing about new programs. Both wrong proofs of rounds 9 and 10 have since
             become impossible. Rounds 11 and 12 have 50 programs each, which all ran once; in half of the programs with
-            a fault, the fix is far from the wait. Before them, the rules of what proves an origin had been made
-            stricter, so that no known program had a wrong proof any more. The price is that most experiments of these
-            rounds prove only the decision that made the ranks part, which does not count as certain.
+            a fault, the fix is far from the wait. The three wrong proofs of round 12 (a number that counts the
+            parameters of a rank, the name of a rank's own file, and the length of a list that a function of the program
+            returns) are no proofs of an origin any more.
             """
         ),
         "",

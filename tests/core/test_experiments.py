@@ -566,3 +566,45 @@ def test_the_control_of_an_experiment_differs_from_it_only_in_that_nothing_is_ch
     assert control_of(found).instruction == {**found.instruction, "control": True}
     hashes = replace(found, env=(("PYTHONHASHSEED", "0"),))
     assert control_of(hashes).env == ()
+
+
+USUAL = """\
+import os
+class Buckets:
+    def __init__(self, params, size):
+        total = sum(p.numel() for p in params)
+        self.count = -(-total // size)
+def count(losses, limit):
+    bad = sum(loss > limit for loss in losses)
+    return bad
+class Snapshots:
+    def __init__(self, folder, rank):
+        self.path = os.path.join(folder, f"rank{rank}.pt")
+        self.every = 8 + rank
+"""
+
+
+@pytest.mark.parametrize(
+    ("found", "proves"),
+    [
+        (candidate(7, OriginKind.MISSING_REDUCTION, "bad", "0", "0", "1"), True),
+        (candidate(5, OriginKind.MISSING_REDUCTION, "self.count", "4", "4", "2"), False),
+        (candidate(12, OriginKind.RANK, "self.every", "8", "9", "10"), True),
+        (candidate(11, OriginKind.RANK, "self.path", "'a/rank0.pt'", "'a/rank1.pt'", "'a/rank2.pt'"), False),
+    ],
+    ids=["number of the data", "size of parameters", "number of the rank", "file of the rank"],
+)
+def test_what_rightly_differs_between_ranks_is_no_origin_although_the_run_goes_on(
+    found: Candidate, proves: bool
+) -> None:
+    plans = plan_experiments(explanation(found, parts_at=division(7)), {FILE: USUAL})
+    assert {one.proves_origin for one in plans if one.kind is ExperimentKind.SET_VALUE} == {proves}
+
+
+@pytest.mark.parametrize(("made", "proves"), [("self.made(n)", False), ("list(range(n))", True)])
+def test_a_length_that_a_function_of_the_program_made_begins_inside_of_it(made: str, proves: bool) -> None:
+    text = f"class Windows:\n  def __init__(self, n):\n    self.index = {made}\n  def made(self, n):\n    return [n]\n"
+    sequence = values("self.index", "4 items crc 1", "4 items crc 1", "2 items crc 2")
+    found = candidate(3, OriginKind.UNKNOWN, "len(self.index)", shown=sequence)
+    plans = plan_experiments(explanation(found, parts_at=division(3)), {FILE: text})
+    assert [one.proves_origin for one in plans if one.kind is ExperimentKind.EQUAL_LENGTH] == [proves]
