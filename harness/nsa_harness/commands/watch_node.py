@@ -74,9 +74,18 @@ def _restarts() -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class NodeAudience(AttemptAudience):
-    """An adapter that passes on the progress of a node's ranks. A stall of one node is not a stall of the job."""
+    """An adapter that passes on what the watch of one node reports.
 
-    def report_stall(self, text: str) -> None: ...
+    That the ranks of this node make no progress does not mean that the job has stalled, so this is not passed on.
+    """
+
+    tell: Notify
+    is_quiet: Callable[[], bool]
+
+    def report_stall(self, text: str) -> None:
+        if not self.is_quiet():
+            self.tell(lambda listener: listener.on_stall(self.name, text))
+
     def report_recovery(self, text: str) -> None: ...
 
 
@@ -126,6 +135,7 @@ class NodeWatchSession(WatchSession):
         return notify
 
     def _tell(self, tell: Callable[[Listener], None]) -> None:
+        """Tell the screen and, as the coordinator, the listeners of the whole job."""
         self.screen(tell)
         self.broadcast(tell)
 
@@ -163,8 +173,14 @@ class NodeWatchSession(WatchSession):
             self._say(f"{type(error).__name__}: {error}; the job goes on")
 
     def _new_job(self, **parts: Any) -> ObservedJob:
-        whole = self.files.attempt.path.name
-        return NodeJob(**{**parts, "agent": self.agent, "listener": NodeAudience(name=whole, notify=self.broadcast)})
+        agent = self.agent
+        audience = NodeAudience(
+            name=self.files.attempt.path.name,
+            notify=self.broadcast,
+            tell=self._tell,
+            is_quiet=lambda: agent.is_suspecting,
+        )
+        return NodeJob(**{**parts, "agent": agent, "listener": audience})
 
     def _prepare_whole(self) -> None:
         """Write what describes the whole job, once, and lock it against `report`."""

@@ -15,6 +15,7 @@ from nsa_harness.core.diagnosis.engine import Diagnosis
 from nsa_harness.core.diagnosis.explanation import Explanation, OpenQuestion, json_facts
 from nsa_harness.core.diagnosis.stall_note import StalledRanks, StallNote
 from nsa_harness.core.evidence.evidence import ClockSkew, Evidence
+from nsa_harness.core.evidence.network import UnansweredConnection, UnresolvedHost
 from nsa_harness.core.outcome.wording import Meshes, located_rank, shorten
 from nsa_harness.core.report import Finding, Outcome, Place, Trouble
 from nsa_harness.texts.causes import LEFT_OPEN, SHARED, remedy, sections, text_of

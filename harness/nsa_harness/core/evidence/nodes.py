@@ -35,6 +35,7 @@ from nsa_harness.core.evidence.evidence import (
 from nsa_harness.core.evidence.flight import drop_incomplete_recorders
 from nsa_harness.core.evidence.gradients import RankTraces
 from nsa_harness.core.evidence.host import Gpu, Process, SentSignal, Socket, Task
+from nsa_harness.core.evidence.network import Network
 from nsa_harness.core.plan import Limits
 from nsa_harness.core.report import Trouble
 
@@ -91,6 +92,11 @@ def merge(nodes: Mapping[str, Evidence], expected_nodes: int = 0, expected_names
         hiding_file=next((part.hiding_file for part in parts if part.hiding_file), ""),
         last_lines=tuple(line for part in parts for line in part.last_lines),
         memory=None if others else reference.memory,  # the memory of one node says nothing about the others
+        network=Network(
+            unanswered=tuple(one for part in parts for one in part.network.unanswered),
+            unresolved=tuple(dict.fromkeys(one for part in parts for one in part.network.unresolved)),
+            links=tuple(link for part in parts for link in part.network.links),
+        ),
         nodes={rank.rank: name for name, part in moved.items() for rank in part.ranks if rank.pid and others},
         clocks={name: skew for name, skew in skews.items() if name != first},
         lost_nodes=lost,
@@ -122,8 +128,15 @@ def merge_snapshots(
     for number in sorted(numbers):
         parts = [snapshot for snapshots, _ in asked for snapshot in snapshots if snapshot.number == number]
         ranks = with_peers(sorted((rank for part in parts for rank in part.ranks), key=lambda rank: rank.rank))
-        gpus = tuple(gpu for part in parts for gpu in part.gpus)
-        merged.append(Snapshot(number=number, at_s=min(part.at_s for part in parts), ranks=ranks, gpus=gpus))
+        merged.append(
+            Snapshot(
+                number=number,
+                at_s=min(part.at_s for part in parts),
+                ranks=drop_incomplete_recorders(ranks),
+                gpus=tuple(gpu for part in parts for gpu in part.gpus),
+                communicators=tuple(communicator for part in parts for communicator in part.communicators),
+            )
+        )
     return tuple(merged), _greatest(last_s for _, last_s in nodes)
 
 

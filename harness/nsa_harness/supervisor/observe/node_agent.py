@@ -80,6 +80,7 @@ class NodeAgent:
     note: Callable[[str, str], None]  # records what could not be done, and why
     own: Coordination | None = None  # what this agent publishes as coordinator; None = another agent is coordinator
     progress_s: float | None = None  # on the monotonic clock: the last progress of this node's ranks
+    is_suspecting: bool = False  # the watch of this node begins to suspect a stall of the job
     blocked_term: int = 0  # a term that another agent has claimed
     _changes: Changes = field(default_factory=Changes)
     _lock: threading.RLock = field(default_factory=threading.RLock)
@@ -185,7 +186,9 @@ class NodeAgent:
     def _answer(self, job: NodeJob, requests: Requests, now_s: float, limits: Limits) -> None:
         watch = job.watch
         if watch.stalled_since_s is None:
+            self.is_suspecting = True
             watch.begin_suspicion(now_s, job.ranks.last_progress_s(), watch.stall_limit_s(limits))
+            self.is_suspecting = False
             self.files.remove_looks(requests.first)
         count = len(watch.snapshots.samples)
         watch.snapshots.count = requests.look - 1
