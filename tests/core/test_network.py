@@ -31,7 +31,9 @@ UNKNOWN = UnresolvedHost(host="node-7", error="Name or service not known")
         (["python", "train.py"], {"MASTER_ADDR": "node7"}, "node7"),
         (["python", "train.py"], {}, None),
         (["torchrun", "--master_addr"], {}, None),
-        (["torchrun", "--rdzv-endpoint=:29400"], {}, ":29400"),
+        (["torchrun", "--rdzv-endpoint=:29400"], {}, None),
+        (["torchrun", "--rdzv-endpoint=h1:2379,h2:2379"], {}, None),  # several servers of etcd
+        (["torchrun", "--rdzv-endpoint=http://h1:2379"], {}, None),
     ],
 )
 def test_the_host_at_which_the_ranks_meet_is_read_as_torchrun_reads_it(
@@ -69,11 +71,18 @@ def test_a_failure_of_the_launcher_without_such_a_connection_is_not_called_unrea
     assert told(launcher_failed(Network()))[0] == "unknown"
 
 
-@pytest.mark.parametrize(("message", "code"), [("connect [10.0.0.1]:29400 failed", "infra"), ("boom", "exception")])
-def test_an_exception_of_a_rank_follows_only_if_it_names_the_address(message: str, code: str) -> None:
+@pytest.mark.parametrize(
+    ("message", "network", "code"),
+    [
+        ("connect [10.0.0.1]:29400 failed", Network(unanswered=(replace(BLOCKED, rank=0),)), "infra"),
+        ("boom", Network(unanswered=(replace(BLOCKED, rank=0),)), "exception"),
+        ("cannot find node-7", Network(unresolved=(UNKNOWN,)), "infra"),
+        ("boom", Network(unresolved=(UNKNOWN,)), "exception"),
+    ],
+)
+def test_an_exception_of_a_rank_follows_only_if_it_names_the_host(message: str, network: Network, code: str) -> None:
     rank = rank_evidence(0, exit=ended(0, 1), exception=raised(0, message=message))
-    tried = replace(BLOCKED, rank=0)
-    seen = evidence(rank, exits=(ended(0, 1),), launcher=ended(None, 1), network=Network(unanswered=(tried,)))
+    seen = evidence(rank, exits=(ended(0, 1),), launcher=ended(None, 1), network=network)
     assert told(seen)[0] == code
 
 

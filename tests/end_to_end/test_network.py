@@ -176,7 +176,7 @@ def test_a_network_that_is_cut_for_some_seconds_costs_no_verdict(hosts: Network,
     with job(hosts, tmp_path, shared=SHARED, STEPS="20000") as training:
         until(lambda: training.says(1, "step 50"), "the job trains")
         hosts.cut(2)
-        time.sleep(5)
+        time.sleep(5)  # the length of the fault
         hosts.heal(2)
         assert [command.wait(250) for command in training.commands] == [0, 0]
         assert training.whole()["verdict"] == "PASS"

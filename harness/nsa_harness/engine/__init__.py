@@ -1,4 +1,4 @@
-"""Where jobs run: on this machine, on a list of hosts, or on a Slurm cluster. Other packages can add engines."""
+"""Engines, which run jobs on this machine, on a list of hosts, or on a Slurm cluster. Packages can add engines."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ class JobStatus:
 
 @dataclass(frozen=True, kw_only=True)
 class Capabilities:
-    """What an engine offers."""
+    """The resources that an engine offers at the moment."""
 
     missing: str = ""  # why the engine cannot be used here, or ""
     nodes: int | None = None  # None: unknown
@@ -122,7 +122,7 @@ class Script:
 
 @dataclass(frozen=True, kw_only=True)
 class JobHandle:
-    """What is needed to find a submitted job again, from any process."""
+    """The identity of a submitted job, with which any process can find it again."""
 
     schema: int = 1
     engine: str
@@ -133,7 +133,7 @@ class JobHandle:
 
 @dataclass(frozen=True, kw_only=True)
 class NodeOutput:
-    """What a command printed on one node, and its exit status."""
+    """The output of a command on one node, and its exit status."""
 
     node: str
     text: str

@@ -25,7 +25,7 @@ _COLLECTIVES = (*_NEEDS_EVERY_RANK, "Broadcast", "Reduce")  # operations that ev
 
 @dataclass(kw_only=True)
 class _Communicator:
-    """What an answer says about one communicator. Ranks are numbered as in the communicator."""
+    """The part of an answer about one communicator. Ranks are numbered as in the communicator."""
 
     name: str
     size: int

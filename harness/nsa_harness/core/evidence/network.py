@@ -53,7 +53,7 @@ class Link:
 
 @dataclass(frozen=True, kw_only=True)
 class Network:
-    """What was observed of the job's connections to other hosts. It is empty if the job runs on one host."""
+    """The observations of the job's connections to other hosts. They are empty if the job runs on one host."""
 
     unanswered: tuple[UnansweredConnection, ...] = ()
     unresolved: tuple[UnresolvedHost, ...] = ()
@@ -65,13 +65,20 @@ def meeting_host(words: Sequence[str], environment: Mapping[str, str]) -> str | 
     for number, word in enumerate(words):
         if option := _MEETING_OPTION.fullmatch(word):
             value = option["value"] if option["value"] is not None else next(iter(words[number + 1 :]), "")
-            return _host(value) or None
-    return _host(environment.get(_MEETING_VARIABLE, "")) or None
+            return _host_to_resolve(value)
+    return _host_to_resolve(environment.get(_MEETING_VARIABLE, ""))
 
 
-def _host(address: str) -> str:
-    """Return the host of "host", "host:port", "[::1]:port" or "::1"."""
+def host_of(address: str) -> str:
+    """Return the host of an address with a port, as the kernel's tables have it: "10.0.0.1:29400", "[::1]:29400"."""
+    return address.rpartition(":")[0]
+
+
+def _host_to_resolve(address: str) -> str | None:
+    """Return the host of "host", "host:port", "[::1]:port" or "::1". None: there is none, or it is a list or a URL."""
     if address.startswith("["):
-        return address[1:].partition("]")[0]
+        return address[1:].partition("]")[0] or None
+    if "/" in address or "," in address:
+        return None
     host, _, port = address.rpartition(":")
-    return host if port.isdigit() and ":" not in host and host else address
+    return (host if port.isdigit() and ":" not in host else address) or None

@@ -7,7 +7,6 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import takewhile
 
 from nsa_harness.core.recording.alignment import Alignment, Parting, Row
 from nsa_harness.core.recording.clues import Clue, Named, rank
@@ -321,21 +320,10 @@ class Candidates:
             return
         _, number, execution = latest
         trace = self.traces[number]
-        for found in self._end_of_handler(trace, execution):
+        for found in self.statements.end_of_handler(trace, execution):
             yield Clue.HANDLER, self._candidate(number, found, OriginKind.EXCEPTION, (trace.rank,))
         raising = trace.innermost_raise(execution)
         yield Clue.RAISED, self._candidate(number, raising, OriginKind.EXCEPTION, (trace.rank,))
-
-    def _end_of_handler(self, trace: Trace, execution: int) -> tuple[int, ...]:
-        """Return the last execution in the handler of the exception that left this execution, if it is known."""
-        members = trace.members[trace.activation_of[execution]]
-        following = members[trace.position[execution] + 1 :]
-        handler = self.statements.at(trace.place(following[0])) if following else None
-        if not isinstance(handler, ast.ExceptHandler):
-            return ()
-        last = handler.end_lineno or 0
-        inside = takewhile(lambda e: handler.lineno <= trace.executions[e].line <= last, following)
-        return tuple(inside)[-1:]
 
     def _new_partings(self) -> Iterator[Named]:
         """Yield the latest partings at which ranks went ways that they had not gone before."""

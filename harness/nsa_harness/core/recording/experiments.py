@@ -20,6 +20,7 @@ from nsa_harness.core.recording.explanation import (
     PlannedExperiment,
     RankValues,
 )
+from nsa_harness.core.recording.provability import counts_elements, is_result, names_own_file
 from nsa_harness.core.recording.recording import Execution, RankRecording, executions_of
 from nsa_harness.core.recording.source_statements import (
     LOOPS,
@@ -202,7 +203,7 @@ def _without_downstream_proof(
         for other in tested
         for place, _ in other.chain[1:]
     )
-    if planned.kind is ExperimentKind.EQUAL_LENGTH and _is_result((planned.origin or candidate).place, sources):
+    if planned.kind is ExperimentKind.EQUAL_LENGTH and is_result((planned.origin or candidate).place, sources):
         return replace(planned, proves_origin=False)
     if planned.origin is not None:
         return planned
@@ -217,33 +218,10 @@ def _without_downstream_proof(
     is_effect = planned.kind is ExperimentKind.SET_VALUE and (
         is_downstream or _has_other_inputs(candidate) or _is_item(planned, sources)
     )
-    is_usual = _names_own_file(candidate) or _counts_elements(candidate, sources)
+    is_usual = names_own_file(candidate) or counts_elements(candidate, sources)
     if is_effect or not candidate.is_provable or is_usual:
         return replace(planned, proves_origin=False)
     return planned
-
-
-def _is_result(place: Place, sources: Mapping[str, str]) -> bool:
-    """Return whether a statement takes over the result of one of the program's functions, in which it was made."""
-    statement = statement_at(place, sources)
-    node = statement.node if statement is not None else None
-    value = node.value if isinstance(node, ast.Assign | ast.AnnAssign) else None
-    called = value.func if isinstance(value, ast.Call) else None
-    name = called.attr if isinstance(called, ast.Attribute) else called.id if isinstance(called, ast.Name) else ""
-    return bool(name) and any(re.search(rf"\bdef {re.escape(name)}\(", text) for text in sources.values())
-
-
-def _counts_elements(candidate: Candidate, sources: Mapping[str, str]) -> bool:
-    """Return whether a number comes from the size of parameters, so that it is no data of the rank."""
-    line = candidate.place.line or 0
-    lines = sources.get(candidate.place.file or "", "").splitlines()[max(0, line - 3) : line]
-    return candidate.kind is OriginKind.MISSING_REDUCTION and ".numel(" in " ".join(lines)
-
-
-def _names_own_file(candidate: Candidate) -> bool:
-    """Return whether a value only names the file of a rank. What the file contains may differ for another reason."""
-    texts = [text for value in candidate.values for _, text in value.values if value.name == candidate.name]
-    return candidate.kind is OriginKind.RANK and any("/" in text for text in texts)
 
 
 def _at_extra_call(

@@ -1,17 +1,18 @@
-"""Judge whether a difference between the ranks can have begun at a step of a slice."""
+"""Judge whether a difference between the ranks can have begun at a step of a slice, or at a candidate."""
 
 from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import takewhile
 
 from nsa_harness.core.recording.alignment import Alignment, Row
-from nsa_harness.core.recording.explanation import OriginKind, RankValues
+from nsa_harness.core.recording.explanation import Candidate, OriginKind, RankValues
 from nsa_harness.core.recording.origin import is_number, kind_of, kind_of_text
 from nsa_harness.core.recording.recording import Value, differs
 from nsa_harness.core.recording.slicing import Pair, Slicer, Step
+from nsa_harness.core.recording.source_statements import statement_at
 from nsa_harness.core.recording.statements import Statements
 from nsa_harness.core.recording.trace import Trace
 from nsa_harness.core.report import Place
@@ -190,3 +191,26 @@ def values_of(traces: Sequence[Trace], row: Row) -> tuple[RankValues, ...]:
 def _differ(values: dict[int, Value]) -> bool:
     first, *others = values.values()
     return any(differs(first, other) for other in others)
+
+
+def is_result(place: Place, sources: Mapping[str, str]) -> bool:
+    """Return whether a statement takes over the result of one of the program's functions, in which it was made."""
+    statement = statement_at(place, sources)
+    node = statement.node if statement is not None else None
+    value = node.value if isinstance(node, ast.Assign | ast.AnnAssign) else None
+    called = value.func if isinstance(value, ast.Call) else None
+    name = called.attr if isinstance(called, ast.Attribute) else called.id if isinstance(called, ast.Name) else ""
+    return bool(name) and any(re.search(rf"\bdef {re.escape(name)}\(", text) for text in sources.values())
+
+
+def counts_elements(candidate: Candidate, sources: Mapping[str, str]) -> bool:
+    """Return whether a number comes from the size of parameters, so that it is no data of the rank."""
+    line = candidate.place.line or 0
+    lines = sources.get(candidate.place.file or "", "").splitlines()[max(0, line - 3) : line]
+    return candidate.kind is OriginKind.MISSING_REDUCTION and ".numel(" in " ".join(lines)
+
+
+def names_own_file(candidate: Candidate) -> bool:
+    """Return whether a value only names the file of a rank. What the file contains may differ for another reason."""
+    texts = [text for value in candidate.values for _, text in value.values if value.name == candidate.name]
+    return candidate.kind is OriginKind.RANK and any("/" in text for text in texts)

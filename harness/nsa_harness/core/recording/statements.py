@@ -5,7 +5,9 @@ from __future__ import annotations
 import ast
 from collections.abc import Collection, Mapping
 from functools import cache
+from itertools import takewhile
 
+from nsa_harness.core.recording.trace import Trace
 from nsa_harness.core.report import Place
 from nsa_harness.core.source_code.excerpt import parse_python
 
@@ -47,6 +49,17 @@ class Statements:
             case _:
                 part = statement
         return ast.unparse(part)[:_MAX_TEXT]
+
+    def end_of_handler(self, trace: Trace, execution: int) -> tuple[int, ...]:
+        """Return the last execution in the handler of the exception that left this execution, if it is known."""
+        members = trace.members[trace.activation_of[execution]]
+        following = members[trace.position[execution] + 1 :]
+        handler = self.at(trace.place(following[0])) if following else None
+        if not isinstance(handler, ast.ExceptHandler):
+            return ()
+        last = handler.end_lineno or 0
+        inside = takewhile(lambda e: handler.lineno <= trace.executions[e].line <= last, following)
+        return tuple(inside)[-1:]
 
     def near(self, place: Place, other: Place) -> bool:
         """Return whether two lines are near to each other, or in the same simple statement."""

@@ -14,7 +14,7 @@ _PROOF = 2  # a host is bad between hosts if it fails with this many hosts that 
 
 @dataclass(frozen=True, kw_only=True)
 class HostSearch:
-    """What is known about each host after some jobs, and the jobs that would tell more.
+    """The conclusions about each host after some jobs, and the jobs that would show more.
 
     A host is in exactly one of `bad`, `good` and `undecided`. The two hosts of a bad pair are undecided.
     """

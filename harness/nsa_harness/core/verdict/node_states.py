@@ -52,7 +52,7 @@ class SeenNode:
 
 
 class Step(StrEnum):
-    """What the coordinator does next."""
+    """The next action of the coordinator."""
 
     WAIT = "wait"
     BEGIN = "begin"  # a stall of all nodes is suspected: request the first snapshot

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from nsa_harness.core.evidence.host import Socket
-from nsa_harness.core.evidence.network import Link, Network, UnansweredConnection, UnresolvedHost, meeting_host
+from nsa_harness.core.evidence.network import Link, Network, UnansweredConnection, UnresolvedHost, host_of, meeting_host
 from nsa_harness.core.evidence.sockets import TransferredBytes
 from nsa_harness.supervisor.capture import procfs
 from nsa_harness.supervisor.capture.descriptors import (
@@ -105,7 +105,9 @@ class NetworkWatch:
             return  # the kernel refuses, as in some containers; the snapshots note this
         for rank, one in connections:
             if one.inode in traffic and one.state != "SYN_SENT":
-                self._traffic.setdefault((rank, _host(one.local), _host(one.peer)), {})[one.inode] = traffic[one.inode]
+                self._traffic.setdefault((rank, host_of(one.local), host_of(one.peer)), {})[one.inode] = traffic[
+                    one.inode
+                ]
 
     def _link(self, ends: tuple[int | None, str, str], traffic: Mapping[int, TransferredBytes]) -> Link:
         every = list(traffic.values())
@@ -147,11 +149,9 @@ class _Try:
 
 def _is_outside(one: Socket) -> bool:
     """Return whether a socket is connected to an address that is not on this host."""
-    peer = _host(one.peer)
+    peer = host_of(one.peer)
     return (
-        one.state != "LISTEN" and peer != _host(one.local) and not peer.startswith(("127.", "[::1", "0.0.0.0", "[::]"))
+        one.state != "LISTEN"
+        and peer != host_of(one.local)
+        and not peer.startswith(("127.", "[::1", "0.0.0.0", "[::]"))
     )
-
-
-def _host(address: str) -> str:
-    return address.rpartition(":")[0]

@@ -23,6 +23,7 @@ from nsa_harness.core.diagnosis.context import (
 from nsa_harness.core.diagnosis.explanation import Explanation, rule_if
 from nsa_harness.core.evidence.evidence import Call, Evidence, StoreKeyWrites
 from nsa_harness.core.evidence.host import Socket
+from nsa_harness.core.evidence.network import host_of
 from nsa_harness.core.report import Facts, Place
 from nsa_harness.core.verdict.group_waits import missing_rank
 from nsa_harness.core.verdict.wait import Wait, WaitKind
@@ -374,18 +375,14 @@ def unacknowledged_sockets(evidence: Evidence) -> Iterator[tuple[int, Socket]]:
 
 def _other_data_arrive(evidence: Evidence, stuck: Socket) -> bool:
     """Return whether another connection between the same two machines has delivered data between the snapshots."""
-    ends = (_host(stuck.local), _host(stuck.peer))
+    ends = (host_of(stuck.local), host_of(stuck.peer))
     sent: dict[int, list[int]] = {}
     for snapshot in evidence.snapshots[-2:]:
         for process in (one for rank in snapshot.ranks for one in (rank.process, *rank.children) if one):
             for socket in process.sockets:
-                if (_host(socket.local), _host(socket.peer)) == ends and socket.acked_bytes is not None:
+                if (host_of(socket.local), host_of(socket.peer)) == ends and socket.acked_bytes is not None:
                     sent.setdefault(socket.inode, []).append(socket.acked_bytes)
     return any(max(counts) > min(counts) for counts in sent.values())
-
-
-def _host(address: str) -> str:
-    return address.rpartition(":")[0]
 
 
 def _is_undelivered(before: Socket, after: Socket) -> bool:

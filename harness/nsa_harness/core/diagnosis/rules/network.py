@@ -10,7 +10,7 @@ from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.diagnosis.confidence import EvidenceKind
 from nsa_harness.core.diagnosis.context import DiagnosisContext, exception_place, failed_ranks, first_own_failure
 from nsa_harness.core.diagnosis.explanation import Explanation, rule_if
-from nsa_harness.core.evidence.network import Link, Network
+from nsa_harness.core.evidence.network import Link, Network, host_of
 from nsa_harness.core.report import Facts, Status
 from nsa_harness.core.verdict.verdict import Failure, FailureKind
 
@@ -61,7 +61,8 @@ def _may_follow(first: Failure, facts: Facts) -> bool:
     """Return whether this failure can be the effect of a host that could not be reached."""
     if first.exception is None:
         return first.kind is FailureKind.LAUNCHER
-    return str(facts.get("peer", facts.get("host"))).rpartition(":")[0] in first.exception.message
+    host = host_of(str(facts["peer"])) if "peer" in facts else str(facts["host"])
+    return host in first.exception.message
 
 
 def _loopback_failure(context: DiagnosisContext) -> tuple[Failure] | None:
