@@ -69,6 +69,12 @@ def test_bytes_to_the_launchers_store_are_no_motion() -> None:
     assert motion(connected(7, 5, in_job=True), connected(9, 9, in_job=True), 2.0) is Motion.WAITING
 
 
+@pytest.mark.parametrize("owner", [{}, {"peer_rank": 0, "in_job": True}], ids=["on another host", "in rank 0"])
+def test_bytes_to_the_store_are_no_motion_whoever_serves_it(owner: dict[str, object]) -> None:
+    earlier, later = (connected(count, 5, is_store=True, **owner) for count in (7, 9))
+    assert motion(earlier, later, 2.0) is Motion.WAITING
+
+
 def test_a_connection_whose_bytes_cannot_be_read_or_that_is_new_is_no_motion() -> None:
     assert motion(connected(None, None), connected(None, None), 2.0) is Motion.WAITING
     assert motion(STILL, connected(7, 5), 2.0) is Motion.WAITING
@@ -305,6 +311,7 @@ def test_the_stack_of_a_rank_is_the_one_of_the_thread_that_marks() -> None:
     [
         ("pt_workerserver", 0, Motion.WAITING),  # it closes seconds after it was asked
         ("pt_workerserver", 4, Motion.WAITING),  # within the question, which counted its bytes already
+        ("pt_tcpstore_uv", 0, Motion.WAITING),  # a rank that hangs still asks the store that this rank serves
         ("pt_data_worker", 0, Motion.MOVING),
     ],
 )

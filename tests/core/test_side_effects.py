@@ -37,6 +37,7 @@ def test_a_connection_to_a_process_outside_the_job_is_a_side_effect() -> None:
     sockets = (
         socket("10.0.0.9:5432"),
         socket("127.0.0.1:29500", in_job=True),
+        socket("10.0.0.7:29500", is_store=True),
         socket("10.0.0.2:4711", peer_rank=1),
         socket("0.0.0.0:0", state="LISTEN"),
     )

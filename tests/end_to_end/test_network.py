@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -21,12 +22,21 @@ from .network_lab import Network, network
 
 PORT = "29400"
 PROGRAM = """
-import os
+import os, threading, time
 import torch
 import torch.distributed as dist
 dist.init_process_group("gloo")
+def ask_store():  # like NCCL's monitor, which asks as long as the rank lives
+    store = dist.distributed_c10d._get_default_store()
+    while True:
+        store.check(["a rank dumps its stacks"])
+        time.sleep(0.2)
+if "ASKS" in os.environ:
+    threading.Thread(target=ask_store, daemon=True).start()
 gradients = torch.ones(int(os.environ.get("ELEMENTS", "1000")))
 for step in range(int(os.environ["STEPS"])):
+    if step == int(os.environ.get("RECEIVES_IN", "-1")) and dist.get_rank() == 1:
+        dist.recv(torch.ones(1), src=0)
     dist.all_reduce(gradients)
     gradients /= dist.get_world_size()
     print("step", step, flush=True)
@@ -199,3 +209,29 @@ def test_large_packets_that_a_switch_drops_are_a_fault_of_the_transport(hosts: N
         hosts.drop_large_packets(2, 600)
         assert [command.wait(250) for command in training.commands] == [124, 124]
         assert (training.whole()["verdict"], training.whole()["cause"]) == ("HANG", "transport")
+
+
+@pytest.mark.slow
+def test_a_hang_is_proven_while_ranks_ask_the_store_of_another_host(hosts: Network, tmp_path: Path) -> None:
+    limits = ("--on-hang=kill", "limits.stall_s=6", "limits.open_wait_s=600", "limits.deadline_s=120")
+    with job(hosts, tmp_path, shared=limits, STEPS="50", RECEIVES_IN="20", ASKS="1") as waiting:
+        assert [command.wait(250) for command in waiting.commands] == [124, 124]
+        outcome = waiting.whole()
+        assert (outcome["verdict"], outcome["kind"]) == ("HANG", "deadlock")
+
+
+@pytest.mark.slow
+def test_a_hang_is_proven_while_ranks_ask_the_store_that_rank_0_serves(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(PROGRAM)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    start = f"MASTER_ADDR=127.0.0.1 MASTER_PORT={port} WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 STEPS=50 RECEIVES_IN=20 ASKS=1"
+    ranks = " ".join(f"RANK={rank} LOCAL_RANK={rank} {sys.executable} train.py &" for rank in (0, 1))
+    limits = ("limits.stall_s=6", "limits.open_wait_s=600", "limits.deadline_s=120")
+    words = nsa_harness(
+        "watch", "--on-hang=kill", "--out=out", *limits, "--", "bash", "-c", f"export {start}; {ranks} wait"
+    )
+    assert subprocess.run(words, cwd=tmp_path, timeout=250, check=False).returncode == 124
+    (report,) = (tmp_path / "out").glob("2*/report.json")
+    (outcome,) = json.loads(report.read_text())["outcomes"]
+    assert (outcome["verdict"], outcome["kind"]) == ("HANG", "deadlock")

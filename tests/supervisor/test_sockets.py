@@ -178,4 +178,23 @@ def test_two_ranks_that_talk_are_each_others_peers() -> None:
         far.close()
     (theirs,) = tree.processes[1].sockets
     assert (theirs.peer_rank, theirs.in_job, theirs.peer.partition(":")[0]) == (0, True, "127.0.0.1")
+    assert not theirs.is_store
     assert procfs.read_process(other.pid, 0) is None
+
+
+def test_a_connection_to_the_store_is_known_by_its_port_although_nobody_here_serves_it() -> None:
+    with (
+        closing(socket.create_server(("127.0.0.1", 0))) as store,
+        closing(socket.create_server(("127.0.0.1", 0))) as db,
+    ):
+        ports = [str(server.getsockname()[1]) for server in (store, db)]
+        found = []
+        for port in ports:
+            command = [sys.executable, "-ISc", PEER, port]
+            with subprocess.Popen(command, stdout=subprocess.PIPE, env={"MASTER_PORT": ports[0]}) as rank:
+                assert rank.stdout is not None
+                rank.stdout.readline()
+                tree = read_process_tree({0: rank.pid}, 0)
+                rank.kill()
+            found += [(one.peer.rpartition(":")[2], one.is_store) for one in tree.processes[0].sockets]
+    assert found == [(ports[0], True), (ports[1], False)]

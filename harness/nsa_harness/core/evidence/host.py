@@ -52,6 +52,7 @@ class Socket:
     received_bytes: int | None = None  # bytes received; None = the kernel refuses the query
     peer_rank: int | None = None  # the other end belongs to this rank or to a child process of this rank
     in_job: bool = False  # the other end belongs to a process of the run, including its launcher
+    is_store: bool = False  # a connection to the job's key-value store, whichever process and host has it
 
 
 @dataclass(frozen=True, kw_only=True)

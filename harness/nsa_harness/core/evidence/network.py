@@ -74,6 +74,11 @@ def host_of(address: str) -> str:
     return address.rpartition(":")[0]
 
 
+def port_of(address: str) -> str:
+    """Return the port of such an address: "29400"."""
+    return address.rpartition(":")[2]
+
+
 def _host_to_resolve(address: str) -> str | None:
     """Return the host of "host", "host:port", "[::1]:port" or "::1". None: there is none, or it is a list or a URL."""
     if address.startswith("["):

@@ -52,7 +52,7 @@ def side_effects(texts: Iterable[str], processes: Iterable[Process] = ()) -> tup
         SideEffect(kind=SideEffectKind.CONNECTION, name=socket.peer)
         for process in processes
         for socket in process.sockets
-        if socket.state == "ESTABLISHED" and not socket.in_job and socket.peer_rank is None
+        if socket.state == "ESTABLISHED" and socket.peer_rank is None and not (socket.in_job or socket.is_store)
     }
     return tuple(sorted(found))
 

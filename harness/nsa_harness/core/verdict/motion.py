@@ -18,6 +18,7 @@ STREAM_BYTES_PER_S = 65536
 
 
 _WORKER_SERVER = "pt_workerserver"  # answers queries about the process and takes no part in the training
+_STORE_SERVER = "pt_tcpstore_uv"  # answers the ranks' requests to the job's store, which also a rank that hangs makes
 # Runs stored by earlier versions have the numbers of these calls on x86-64 instead of their names.
 _SENDS_SIGNAL = frozenset({"kill", "tkill", "tgkill", "62", "200", "234"})
 SLEEPS = frozenset({"clock_nanosleep", "nanosleep"})
@@ -137,10 +138,11 @@ def _reads_nothing(before: RankSnapshot, after: RankSnapshot) -> bool:
 
 
 def _bytes_of_other_threads(snapshot: RankSnapshot, tid: int) -> dict[int, int | None]:
-    """Return the bytes that each thread has transferred, without thread `tid`, pollers, and torch's worker server."""
+    """Return the bytes that each thread has transferred, without thread `tid`, pollers, and torch's servers."""
     tasks = snapshot.process.tasks if snapshot.process else ()
     ignored_tids = {tid, *(stack.tid for stack in snapshot.stacks if is_poller(stack))}
-    return {task.tid: task.io_bytes for task in tasks if task.tid not in ignored_tids and task.comm != _WORKER_SERVER}
+    servers = (_WORKER_SERVER, _STORE_SERVER)
+    return {task.tid: task.io_bytes for task in tasks if task.tid not in ignored_tids and task.comm not in servers}
 
 
 def _only_trickles(before: RankSnapshot, after: RankSnapshot, elapsed_s: float) -> bool:
@@ -235,7 +237,7 @@ def _has_transferred(before: RankSnapshot, after: RankSnapshot, elapsed_s: float
     report_bytes = _task_bytes(after.process, sleeping_tids) - _task_bytes(before.process, sleeping_tids)
     ignored_bytes = report_bytes if report_bytes < allowance else 0
     # A thread of torch's worker server writes a few bytes when it closes, seconds after a query of nsa-harness.
-    server_tids: set[int | None] = {task.tid for task in after.process.tasks if task.comm == _WORKER_SERVER}
+    server_tids = _tids_of(after.process, _WORKER_SERVER)
     server_bytes = _task_bytes(after.process, server_tids) - _task_bytes(before.process, server_tids)
     if _transferred_bytes(before, after) not in (None, ignored_bytes, ignored_bytes + server_bytes):
         return True
@@ -254,6 +256,10 @@ def _sleeping_threads(snapshot: RankSnapshot) -> set[tuple[int | None, tuple[Fra
     return {(stack.tid, stack.frames) for stack in others if stack.tid in sleeping_tids}
 
 
+def _tids_of(process: Process, comm: str) -> set[int | None]:
+    return {task.tid for task in process.tasks if task.comm == comm}
+
+
 def _task_bytes(process: Process, tids: set[int | None]) -> int:
     return sum(task.io_bytes or 0 for task in process.tasks if task.tid in tids)
 
@@ -262,14 +268,15 @@ def has_connection_traffic(before: Process, after: Process, spare_bytes: float =
     """Return whether data was transferred on the network connections of a process.
 
     On a connection to another rank, any byte counts; on others, more than `spare_bytes`. The kernel's count of bytes
-    read and written does not include send and recv, which socket libraries call. Connections to the launcher and its
-    store are ignored, because their keep-alive traffic is not training.
+    read and written does not include send and recv, which socket libraries call. Connections to the launcher and to
+    the job's store are ignored: their keep-alive traffic is not training, and NCCL asks the store even while the rank
+    hangs.
     """
     earlier = {socket.inode: _carried_bytes(socket) for socket in before.sockets}
     return any(
         _carried_bytes(socket) - earlier[socket.inode] > (0 if socket.peer_rank is not None else spare_bytes)
         for socket in after.sockets
-        if socket.inode in earlier and (socket.peer_rank is not None or not socket.in_job)
+        if socket.inode in earlier and not socket.is_store and (socket.peer_rank is not None or not socket.in_job)
     )
 
 
@@ -278,9 +285,11 @@ def _carried_bytes(socket: Socket) -> int:
 
 
 def _transferred_bytes(before: RankSnapshot, after: RankSnapshot) -> int | None:
-    """Return the bytes that the rank, except nsa-harness's queries, read and wrote in between, or None."""
+    """Return the bytes that the rank read and wrote in between, except for queries and the job's store, or None."""
     totals = [
-        snapshot.process.io_bytes - snapshot.query_bytes
+        snapshot.process.io_bytes
+        - snapshot.query_bytes
+        - _task_bytes(snapshot.process, _tids_of(snapshot.process, _STORE_SERVER))
         for snapshot in (before, after)
         if snapshot.process is not None and snapshot.process.io_bytes is not None
     ]

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from nsa_harness.core.evidence.host import Process, Task
+from nsa_harness.core.evidence.network import port_of
 from nsa_harness.supervisor.capture import procfs
 from nsa_harness.supervisor.capture.descriptors import (
     HolderSearch,
@@ -58,7 +59,9 @@ def read_process_tree(
     }
     table = SocketTable(owners=socket_owners(_run_processes(processes, children)))
     holders = HolderSearch(sockets=table)
-    with_connections = {rank: _with_connections(process, table, holders) for rank, process in processes.items()}
+    with_connections = {
+        rank: _with_store_marked(_with_connections(process, table, holders)) for rank, process in processes.items()
+    }
     connected_children = {
         rank: tuple(_with_connections(child, table, holders) for child in read_processes)
         for rank, read_processes in children.items()
@@ -129,3 +132,15 @@ def _run_processes(
 def _with_connections(process: Process, table: SocketTable, holders: HolderSearch) -> Process:
     sockets = table.sockets_of(process.pid, socket_inodes(process.open_ends))
     return holders.with_holders(replace(process, sockets=sockets, is_frozen=is_frozen(process.pid)))
+
+
+def _with_store_marked(process: Process) -> Process:
+    """Return a rank's process with its connections to the job's store marked."""
+    port = procfs.environment(process.pid).get("MASTER_PORT", "") if process.sockets else ""
+    if not port:
+        return process
+    sockets = (
+        replace(socket, is_store=socket.state != "LISTEN" and port in (port_of(socket.local), port_of(socket.peer)))
+        for socket in process.sockets
+    )
+    return replace(process, sockets=tuple(sockets))
