@@ -28,7 +28,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nsa_harness.core.evidence.evidence import Ending, Evidence, RankSnapshot
-from nsa_harness.core.evidence.host import Socket
+from nsa_harness.core.evidence.host import Gpu, Socket
 from nsa_harness.core.evidence.nodes import (
     PID_SPAN,
     clock_skew,
@@ -118,6 +118,16 @@ def test_the_other_end_of_a_connection_may_be_a_rank_of_another_node() -> None:
         (1, True),
         (0, True),
     ]
+
+
+def test_a_gpu_has_the_name_of_its_node() -> None:
+    card = Gpu(index=0, name="", utilisation=1.0, used_bytes=1, total_bytes=2, ecc_errors=0, pids=(100,))
+    parts = {name: looks(rank_snapshot(rank)) for rank, name in enumerate(("n1", "n2"))}
+    parts = {
+        name: replace(part, snapshots=tuple(replace(one, gpus=(card,)) for one in part.snapshots))
+        for name, part in parts.items()
+    }
+    assert [gpu.node for gpu in merge(parts).snapshots[-1].gpus] == ["n1", "n2"]
 
 
 def test_a_process_id_is_changed_only_where_two_nodes_have_it() -> None:

@@ -460,6 +460,18 @@ def test_a_gpu_that_nobody_uses_beside_two_ranks_on_one_is_idle() -> None:
     assert (found.ranks, found.confidence) == ((0, 1), 0.8)
 
 
+@pytest.mark.parametrize(("ranks_on", "is_found"), [(("n1", "n1"), False), (("n2", "n2"), True)])
+def test_gpus_of_different_nodes_with_the_same_number_are_not_mixed_up(
+    ranks_on: tuple[str, str], is_found: bool
+) -> None:
+    one_gpu, two_gpus = ("n1", BOTH_ON_ONE[:1]), ("n2", (gpu(0, 0.0, 4), gpu(1, 0.0, 4)))
+    if is_found:
+        one_gpu, two_gpus = ("n1", ()), ("n2", BOTH_ON_ONE)
+    look = tuple(replace(one, node=node) for node, gpus in (one_gpu, two_gpus) for one in gpus)
+    seen = replace(with_gpus(look, look), nodes=dict(enumerate(ranks_on)))
+    assert [one.code for one in diagnosed(seen).findings if one.code == "idle_device"] == ["idle_device"] * is_found
+
+
 @pytest.mark.parametrize(
     "looks",
     [

@@ -107,7 +107,7 @@ class Gpu:
     link_width: int | None = None  # lanes of its PCIe connection
     max_link_width: int | None = None  # lanes that the GPU and its slot have
     errors: tuple[str, ...] = ()  # the driver's errors since the run began, "79, GPU has fallen off the bus."
-    node: str = ""
+    node: str = ""  # the name of its node in a job on several nodes
 
 
 @dataclass(frozen=True, kw_only=True)

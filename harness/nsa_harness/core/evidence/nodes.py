@@ -55,10 +55,7 @@ def merge(nodes: Mapping[str, Evidence], expected_nodes: int = 0, expected_names
     # The agents of nodes with the same name have a number after it.
     missing = [name for name in expected_names if name not in nodes and len(expected_names) == expected_nodes]
     missing += ["another node"] * max(0, expected_nodes - len(nodes) - len(missing))
-    moved = {
-        name: _relocated(evidence, skews[name].offset_s, pid_maps[name], f"nodes/{name}/")
-        for name, evidence in nodes.items()
-    }
+    moved = {name: _relocated(evidence, skews[name].offset_s, pid_maps[name], name) for name, evidence in nodes.items()}
     parts = list(moved.values())
     lost = tuple(name for name, part in moved.items() if part.ending is Ending.CONTROLLER_DIED)
     endings = [part.ending for name, part in moved.items() if name not in lost]
@@ -393,10 +390,17 @@ def _with_pids(value: Any, pid_map: PidMap | None) -> Any:
     return tuple(map(pid_map, value)) if isinstance(value, tuple) else pid_map(value)
 
 
-def _relocated(evidence: Evidence, offset_s: float, pid_map: PidMap | None, prefix: str) -> Evidence:
+def _relocated(evidence: Evidence, offset_s: float, pid_map: PidMap | None, node: str) -> Evidence:
     moved: Evidence = relocated(evidence, offset_s, pid_map) if offset_s or pid_map else evidence
-    snapshots = tuple(replace(one, ranks=with_proof_below(one.ranks, prefix)) for one in moved.snapshots)
-    return replace(moved, snapshots=snapshots)
+    snapshots = (
+        replace(
+            one,
+            ranks=with_proof_below(one.ranks, f"nodes/{node}/"),
+            gpus=tuple(replace(gpu, node=node) for gpu in one.gpus),
+        )
+        for one in moved.snapshots
+    )
+    return replace(moved, snapshots=tuple(snapshots))
 
 
 def with_proof_below(ranks: Iterable[RankSnapshot], prefix: str) -> tuple[RankSnapshot, ...]:

@@ -261,31 +261,32 @@ _IDLE_BYTES = 64 << 20  # a GPU with at most this much used memory counts as unu
 
 
 def idle_device(context: DiagnosisContext) -> Explanation | None:
-    """Report that one GPU is idle while several ranks share another GPU."""
+    """Report that one GPU is idle while several ranks share another GPU of the same node."""
     snapshots = [snapshot for snapshot in context.evidence.snapshots if snapshot.gpus]
-    ranks = {rank.pid for rank in context.evidence.ranks if rank.pid is not None}
     gpus = snapshots[-1].gpus if snapshots else ()
-    idle_gpus = [gpu for gpu in gpus if all(_is_idle(snapshot, gpu.index) for snapshot in snapshots)]
-    used_gpus = [gpu for gpu in gpus if ranks & set(gpu.pids)]
-    if (
-        not idle_gpus
-        or not 0 < len(used_gpus) < len(ranks)
-        or not any((gpu.utilisation or 0) >= _BUSY_SHARE for gpu in used_gpus)
-    ):
-        return None
-    busiest_gpu = max(used_gpus, key=lambda gpu: gpu.utilisation or 0)
-    return Explanation(
-        cause=Cause.IDLE_DEVICE,
-        evidence=EvidenceKind.PART,
-        facts={
-            "idle_gpu": _gpu_facts(idle_gpus[0]),
-            "shared_gpu": _gpu_facts(busiest_gpu),
-            "ranks_sharing": len(ranks),
-            "gpus_shared": len(used_gpus),
-        },
-        ranks=tuple(rank.rank for rank in context.evidence.ranks if rank.pid in busiest_gpu.pids),
-        proof=tuple(rank.proof for rank in snapshots[-1].ranks if rank.proof),
-    )
+    for node in dict.fromkeys(gpu.node for gpu in gpus):
+        ranks = {
+            rank.pid: rank.rank for rank in context.evidence.ranks if rank.pid and _is_on(context, node, rank.rank)
+        }
+        own_gpus = [gpu for gpu in gpus if gpu.node == node]
+        idle_gpus = [gpu for gpu in own_gpus if all(_is_idle(snapshot, gpu) for snapshot in snapshots)]
+        used_gpus = [gpu for gpu in own_gpus if ranks.keys() & set(gpu.pids)]
+        is_busy = any((gpu.utilisation or 0) >= _BUSY_SHARE for gpu in used_gpus)
+        if idle_gpus and is_busy and len(used_gpus) < len(ranks):
+            busiest_gpu = max(used_gpus, key=lambda gpu: gpu.utilisation or 0)
+            return Explanation(
+                cause=Cause.IDLE_DEVICE,
+                evidence=EvidenceKind.PART,
+                facts={
+                    "idle_gpu": _gpu_facts(idle_gpus[0]),
+                    "shared_gpu": _gpu_facts(busiest_gpu),
+                    "ranks_sharing": len(ranks),
+                    "gpus_shared": len(used_gpus),
+                },
+                ranks=tuple(sorted(ranks[pid] for pid in busiest_gpu.pids if pid in ranks)),
+                proof=tuple(rank.proof for rank in snapshots[-1].ranks if rank.proof),
+            )
+    return None
 
 
 _MAX_FAULTY_GPUS = 8
@@ -339,8 +340,12 @@ def _faults(gpu: Gpu, snapshots: Sequence[Snapshot]) -> Facts:
     }
 
 
-def _is_idle(snapshot: Snapshot, index: int) -> bool:
-    gpu = next((candidate for candidate in snapshot.gpus if candidate.index == index), None)
+def _is_on(context: DiagnosisContext, node: str, rank: int) -> bool:
+    return context.evidence.nodes.get(rank, node) == node
+
+
+def _is_idle(snapshot: Snapshot, same: Gpu) -> bool:
+    gpu = next((one for one in snapshot.gpus if (one.node, one.index) == (same.node, same.index)), None)
     return gpu is not None and gpu.utilisation == 0 and not gpu.pids and (gpu.used_bytes or 0) <= _IDLE_BYTES
 
 
