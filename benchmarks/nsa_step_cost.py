@@ -36,7 +36,7 @@ sys.path.insert(0, str(REPOSITORY))
 
 from benchmarks.nsa_parts import HEAD_TOKENS, parts  # noqa: E402
 from benchmarks.provenance import measurement_context  # noqa: E402
-from nsa_attention.attention import rotary_cos_sin, rotary_frequencies  # noqa: E402
+from nsa_attention.attention import TokenContext, rotary_cos_sin, rotary_frequencies  # noqa: E402
 from nsa_attention.config import PRODUCTION, Attention, NSAConfig  # noqa: E402
 from nsa_attention.model import Recompute, TinyLM  # noqa: E402
 from nsa_attention.parallelize import checkpoint_layers  # noqa: E402
@@ -94,7 +94,7 @@ class TimedTraining:
         x = torch.randn(1, config.seq_len, config.dim, requires_grad=True)
         upstream = torch.randn_like(x)
         wall, processor = time.perf_counter(), time.process_time()
-        torch.autograd.grad(layer(x, cos_sin), [x, *layer.parameters()], upstream)
+        torch.autograd.grad(layer(x, context=TokenContext(cos_sin)), [x, *layer.parameters()], upstream)
         return {"wall_s": time.perf_counter() - wall, "cpu_s": time.process_time() - processor}
 
     def _gradient_of_loss(self, hidden: torch.Tensor) -> torch.Tensor:

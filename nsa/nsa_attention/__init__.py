@@ -14,13 +14,23 @@ if TYPE_CHECKING:
     from .attention import NSAttention
     from .config import NSAConfig
     from .model import TinyLM
+    from .ops.dispatch import MissingImplementationError
     from .ops.selection import Selection
     from .ops.sparse_attention import KeysAndValues, sparse_attention
 
-__all__ = ["KeysAndValues", "NSAConfig", "NSAttention", "Selection", "TinyLM", "sparse_attention"]
+__all__ = [
+    "KeysAndValues",
+    "MissingImplementationError",
+    "NSAConfig",
+    "NSAttention",
+    "Selection",
+    "TinyLM",
+    "sparse_attention",
+]
 
 _MODULES = {
     "KeysAndValues": "ops.sparse_attention",
+    "MissingImplementationError": "ops.dispatch",
     "NSAConfig": "config",
     "NSAttention": "attention",
     "Selection": "ops.selection",

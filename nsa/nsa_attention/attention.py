@@ -4,43 +4,156 @@ Dimensions: B batch, T tokens, M model width, H query heads, G groups of query h
 compressed blocks, l tokens of a compressed block, D key width, E value width, n selected blocks per query, p pairs of
 dimensions that rotary embeddings rotate together (D/2).
 
-Several `forward` methods share these parameters: `cos_sin` are the rotary cosines and sines, [2, T, p]. `layout`
-describes packed documents. The batch is then one row, and documents do not attend to each other. `products` are the
-results of the key and value projections, if `project_together` has computed them.
+`cos_sin` are the rotary cosines and sines of the tokens, [2, T, p], or [2, B, T, p] if sequences have different
+positions. `layout` describes packed documents: the batch is then one row, and documents do not attend to each other.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from .config import Branch, Compression, Implementation, NSAConfig
+from .config import Branch, Compression, Implementation, LayerConfig, layer_mistakes
 from .ops.dispatch import (
     UsedImplementation,
+    combined_operator,
     implementation_for,
     implementation_for_select_and_mix,
     implementation_for_selected,
     implementation_for_sliding,
     require_implementation,
 )
-from .ops.packed import PackedLayout
+from .ops.input_validation import cu_seqlens_form_problems, cu_seqlens_value_problems
+from .ops.packed import PackedLayout, packed_layout
 from .ops.rotary import is_eager_on_cpu, rotate_by_tiles
 from .ops.selection import Selection
+from .ops.table_cache import cached_table
+
+Pair = tuple[Tensor, Tensor]  # the keys and values of a branch
+# The names that NSAttention has for fields of LayerConfig.
+_ARGUMENTS = {
+    "groups": "kv_heads",
+    "d_k": "head_dim",
+    "d_v": "v_head_dim",
+    "block_len": "compress_size",
+    "block_stride": "compress_stride",
+    "select_len": "block_size",
+    "select_count": "block_count",
+}
+
+
+class TokenContext(NamedTuple):
+    """Facts about the tokens that a model computes once for all its layers."""
+
+    cos_sin: Tensor
+    memo_number: Tensor | None = None  # number of the SelectionMemo of a layer with gradient checkpointing
+    layout: PackedLayout | None = None
 
 
 class NSAttention(nn.Module):
-    """The Native Sparse Attention layer, which sums its attention branches weighted by learned gates.
+    """A causal self-attention layer with Native Sparse Attention, to use in place of a dense attention layer.
 
-    It computes o = sum over branches c of gate_c * attention(q, K_c, V_c) (NSA paper, eq. 5). Raises
-    MissingImplementationError if no branch of the layer would use `implementation`.
+    The output of token t is W_o o_t, with o_t = sum over c of g_t^c * softmax(q_t K_c^T * scale) V_c (NSA paper, eq.
+    5). The branches c attend to compressed blocks of tokens (eq. 7), to the blocks with the highest scores in the
+    compressed branch (eq. 8 to 12), and to a sliding window. Each branch has its own keys and values. The gates g are
+    between 0 and 1, per token and head, computed from the token by an MLP. The layer applies rotary embeddings to
+    queries and keys. It has no dropout, and no biases in its projections. Memory grows linearly with T.
+
+    Forward hooks see gates [3, B, H, T, 1] at `gate_mlp` and block indices [B, G, T, n] at `sel.chooser`. A hook on
+    `cmp`, `sel` or `win` sees the output of that branch; on a GPU each branch then has an operator of its own, which is
+    slower and takes more memory.
     """
 
-    def __init__(self, config: NSAConfig, implementation: Implementation = Implementation.AUTO) -> None:
+    def __init__(
+        self,
+        dim: int,
+        heads: int,
+        kv_heads: int,
+        *,
+        head_dim: int | None = None,
+        v_head_dim: int | None = None,
+        block_size: int = 64,
+        block_count: int = 16,
+        compress_size: int = 32,
+        compress_stride: int = 16,
+        window: int = 512,
+        compression: Compression | str = Compression.MLP,
+        rope_base: float = 10000.0,
+        scale: float | None = None,
+        implementation: Implementation | str = Implementation.AUTO,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        """Create a layer with newly initialized weights on `device` in `dtype`, by default those of torch.
+
+        `dim` is the width of inputs and outputs. `heads / kv_heads` query heads share one head of keys and values.
+        `head_dim` is the width of a query and key head, by default dim / heads, and `v_head_dim` that of a value head,
+        by default `head_dim`. The following lengths are in tokens. In the selected branch a token attends to
+        `block_count` blocks of `block_size`; the first block, the token's own block and the one before it are always
+        among them. In the compressed branch a block of `compress_size` starts every `compress_stride`. `window` is the
+        length of the sliding window, including the token itself.
+
+        `compression` computes the key and value of a block: "mlp" as in the paper, "mean", or "mean_mlp". `rope_base`
+        is the base of the rotary frequencies. `scale` is the factor of the scores, by default 1 / sqrt(head_dim).
+        `implementation` is a value of `Implementation`, such as "eager" or "triton"; "auto" takes the fastest.
+
+        Raises ValueError that lists every invalid argument, and MissingImplementationError if no branch would use
+        `implementation`.
+        """
         super().__init__()
+        mistakes: list[str] = []
+        if head_dim is None:
+            if heads >= 1 and dim % heads:
+                mistakes.append(f"head_dim: expected a width, because heads ({heads}) do not divide dim ({dim})")
+            head_dim = max(2, dim // max(1, heads)) if mistakes else dim // max(1, heads)
+        config = LayerConfig(
+            dim=dim,
+            heads=heads,
+            groups=kv_heads,
+            d_k=head_dim,
+            d_v=head_dim if v_head_dim is None else v_head_dim,
+            block_len=compress_size,
+            block_stride=compress_stride,
+            select_len=block_size,
+            select_count=block_count,
+            window=window,
+            compression=_member(Compression, "compression", compression, mistakes),
+            rope_base=rope_base,
+            softmax_scale=scale,
+        )
+        requested = _member(Implementation, "implementation", implementation, mistakes)
+        mistakes += layer_mistakes(config, _ARGUMENTS)
+        if 1 <= compress_stride <= compress_size and compress_size % compress_stride:
+            mistakes.append(
+                f"compress_size: expected a multiple of compress_stride ({compress_stride}), got {compress_size}"
+            )
+        if dtype is not None and not dtype.is_floating_point:
+            mistakes.append(f"dtype: expected a floating-point dtype, got {dtype}")
+        if mistakes:
+            raise ValueError(f"NSAttention: {'; '.join(mistakes)}")
+        with nullcontext() if device is None else torch.device(device):
+            self._build(config, requested)
+        self.to(dtype=dtype)
+
+    @classmethod
+    def from_config(cls, config: LayerConfig, implementation: Implementation = Implementation.AUTO) -> NSAttention:
+        """Return a layer of a model, which may have fewer than three branches.
+
+        Raises MissingImplementationError if no branch of the layer would use `implementation`.
+        """
+        layer = cls.__new__(cls)
+        nn.Module.__init__(layer)
+        layer._build(config, implementation)
+        return layer
+
+    def _build(self, config: LayerConfig, implementation: Implementation) -> None:
         require_implementation(implementation, config)
         self.config, self.implementation = config, implementation
         self.q_proj = Projection(config.dim, config.heads * config.d_k)
@@ -56,39 +169,159 @@ class NSAttention(nn.Module):
         self.out_proj = nn.Linear(config.heads * config.d_v, config.dim, bias=False)
 
     def forward(
-        self, x_BTM: Tensor, cos_sin: Tensor, memo_number: Tensor | None = None, layout: PackedLayout | None = None
+        self,
+        x: Tensor,
+        positions: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+        *,
+        context: TokenContext | None = None,
     ) -> Tensor:
-        """Return the output of the layer, shape [B, T, M].
+        """Return the output of the layer, shape [B, T, dim], for tokens `x` of shape [B, T, dim].
 
-        `memo_number` identifies the SelectionMemo of a layer with gradient checkpointing.
+        A token attends to itself and to earlier tokens of its row. `positions` (integers [T] or [B, T]) are the
+        positions for the rotary embeddings, by default 0 to T - 1; they do not change which tokens are attended to.
+        `cu_seqlens` (int32 [sequences + 1] from 0 to T, batch 1) packs several sequences into one row: they do not
+        attend to each other, and default positions start from 0 in each sequence. On a GPU, a new `cu_seqlens` is read
+        by the host once, which waits for the device.
+
+        `context` is for models that compute the facts about the tokens once for all layers, instead of the arguments
+        above. Raises ValueError that lists every invalid argument.
         """
-        branches = [getattr(self, branch.value) for branch in self.config.branches]
-        query_product, *branch_products = project_together(
-            x_BTM, [[self.q_proj], *([b.k_proj, b.v_proj] for b in branches)]
-        )
-        products_by_branch = dict(zip(self.config.branches, branch_products, strict=True))
-        q_BHTD = rotate(split_heads(self.q_proj(x_BTM, *query_product), self.config.heads), cos_sin)
-        outputs, scorer = [], None
-        if Branch.CMP in self.config.branches:
-            output, scorer = self.cmp(x_BTM, q_BHTD, cos_sin, layout, products_by_branch[Branch.CMP])
+        if context is None:
+            context = self._context(x, positions, cu_seqlens)
+        q_BHTD, raw = self.project(x, context.cos_sin)
+        pairs = {branch: self.branch(branch).prepare(*pair, context) for branch, pair in raw.items()}
+        if Branch.SEL in raw and Branch.CMP not in raw:
+            ranking_keys = self.sel.block_means(raw[Branch.SEL][0], context)
+        else:
+            ranking_keys = pairs[Branch.CMP][0] if Branch.CMP in raw else None
+        if (together := self._attend_together(x, q_BHTD, pairs, context)) is not None:
+            return self.out_proj(together.flatten(2))
+        layout, outputs, lse_BHT = context.layout, list[Tensor](), None
+        for branch, pair in pairs.items():
+            if branch is Branch.CMP:
+                output, lse_BHT = self.cmp(q_BHTD, *pair, layout)
+            elif branch is Branch.SEL:
+                output = self.sel(q_BHTD, *pair, ranking_keys, lse_BHT, context.memo_number, layout)
+            else:
+                output = self.win(q_BHTD, *pair, layout)
             outputs.append(output)
-        if Branch.SEL in self.config.branches:
-            outputs.append(
-                self.sel(x_BTM, q_BHTD, cos_sin, scorer, memo_number, layout, products_by_branch[Branch.SEL])
-            )
-        if Branch.WIN in self.config.branches:
-            outputs.append(self.win(x_BTM, q_BHTD, cos_sin, layout, products_by_branch[Branch.WIN]))
-        return self.mix(x_BTM, outputs)
+        return self.mix(x, outputs)
 
-    def mix(self, x_BTM: Tensor, outputs: list[Tensor]) -> Tensor:
+    def branch(self, branch: Branch) -> AttentionBranch:
+        """Return the module of an attention branch."""
+        part = self.get_submodule(branch.value)
+        assert isinstance(part, AttentionBranch)
+        return part
+
+    def project(self, x: Tensor, cos_sin: Tensor) -> tuple[Tensor, dict[Branch, Pair]]:
+        """Return the rotated queries [B, H, T, D], and each branch's keys [B, G, T, D] and values [B, G, T, E].
+
+        Keys are not rotated, because the compressed branch rotates whole blocks (`AttentionBranch.prepare`).
+        """
+        parts = {branch: self.branch(branch) for branch in Branch if branch in self.config.branches}
+        (query_product,), *products = project_together(
+            x, [[self.q_proj], *([part.k_proj, part.v_proj] for part in parts.values())]
+        )
+        q_BHTD = rotate(split_heads(self.q_proj(x, query_product), self.config.heads), cos_sin)
+        raw = {
+            branch: keys_and_values(part, x, product)
+            for (branch, part), product in zip(parts.items(), products, strict=True)
+        }
+        return q_BHTD, raw
+
+    def _attend_together(
+        self, x: Tensor, q_BHTD: Tensor, pairs: Mapping[Branch, Pair], context: TokenContext
+    ) -> Tensor | None:
+        """Return the gated sum [B, T, H, E] of all branches from a single operator, or None if there is no operator."""
+        if len(pairs) < len(Branch) or not x.numel() or self._has_observed_branches():
+            return None
+        chosen = combined_operator(self.implementation, q_BHTD, *pairs.values())
+        if chosen is None:
+            return None
+        operator, used = chosen
+        for part in (self.cmp, self.sel, self.sel.chooser, self.win, self.gate_mlp):
+            count_run(part.runs, used)
+        arguments = (q_BHTD, list(pairs.values()), self.gates(x), selection_from(self.config))
+        options = {"window": self.config.window, "starts": context.layout and context.layout.starts}
+        output_BTHE, indices_BGTn = operator(*arguments, **options, memo_number=context.memo_number)
+        keys_BGSD = pairs[Branch.CMP][0]
+        shown_BGTn = self.sel.chooser(q_BHTD, keys_BGSD, None, context.memo_number, context.layout, indices_BGTn)
+        if shown_BGTn is not indices_BGTn:  # a forward hook of the chooser selects other blocks
+            output_BTHE, _ = operator(*arguments, **options, indices_BGTn=shown_BGTn)
+        return output_BTHE
+
+    def _has_observed_branches(self) -> bool:
+        """Return whether a hook needs the output of a branch, or its gradient."""
+        if torch.compiler.is_compiling():  # compiled code runs no hooks that are added to a part of a layer
+            return False
+        return any(
+            part._forward_hooks or part._forward_pre_hooks or part._backward_hooks or part._backward_pre_hooks
+            for part in (self.cmp, self.sel, self.win)
+        )
+
+    def mix(self, x: Tensor, outputs: Sequence[Tensor]) -> Tensor:
         """Sum the branch outputs [B, H, T, E], weighted by the gates, and project the sum to [B, T, M]."""
         backend, used = implementation_for_select_and_mix(self.implementation, outputs[0], outputs[0], outputs[0])
         count_run(self.gate_mlp.runs, used)
-        return self.out_proj(backend.mix(outputs, self.gates(x_BTM)).flatten(2))
+        return self.out_proj(backend.mix(outputs, self.gates(x)).flatten(2))
 
-    def gates(self, x_BTM: Tensor) -> Tensor:
+    def gates(self, x: Tensor) -> Tensor:
         """Return the gate of each branch and head, between 0 and 1, shape [branches, B, H, T]."""
-        return self.gate_mlp(x_BTM.detach() if self.config.stop_gradient_gates else x_BTM).squeeze(-1)
+        return self.gate_mlp(x.detach() if self.config.stop_gradient_gates else x).squeeze(-1)
+
+    def _context(self, x: Tensor, positions: Tensor | None, cu_seqlens: Tensor | None) -> TokenContext:
+        """Return the facts about the tokens that the arguments of `forward` define."""
+        _check_arguments(self.config.dim, x, positions, cu_seqlens)
+        config, layout = self.config, None
+        if cu_seqlens is not None:
+            numbers = (x.shape[1], config.block_len, config.block_stride)
+            layout = cached_table(
+                cu_seqlens,
+                x.device,
+                ("layout", *numbers),
+                lambda: _layout_from(cu_seqlens.tolist(), *numbers, x.device),
+            )
+        if positions is None:
+            positions = torch.arange(x.shape[1], device=x.device) if layout is None else layout.positions_T
+        dtype = torch.promote_types(x.dtype, torch.float32)
+        frequencies = rotary_frequencies(config.d_k, config.rope_base, x.device).to(dtype)
+        return TokenContext(cos_sin_at(frequencies, positions), layout=layout)
+
+
+def _member(kind: type[Compression] | type[Implementation], name: str, value: str, mistakes: list[str]) -> Any:
+    """Return the enum member with this value. If there is none, add a message and return the first member."""
+    if value in list(kind):
+        return kind(value)
+    mistakes.append(f"{name}: expected {', '.join(kind)}, got {value!r}")
+    return next(iter(kind))
+
+
+def _layout_from(
+    starts: list[int], tokens: int, block_len: int, block_stride: int, device: torch.device
+) -> PackedLayout:
+    if problems := cu_seqlens_value_problems(starts, tokens):
+        raise ValueError(f"NSAttention: {'; '.join(problems)}")
+    return packed_layout([stop - start for start, stop in pairwise(starts)], block_len, block_stride, device)
+
+
+def _check_arguments(dim: int, x: Tensor, positions: Tensor | None, cu_seqlens: Tensor | None) -> None:
+    """Raise ValueError that lists every invalid argument of a layer with inputs of width `dim`."""
+    if x.dim() != 3 or x.shape[2] != dim or not x.is_floating_point():
+        raise ValueError(f"NSAttention: x: expected floats [B, T, {dim}], got {x.dtype} {list(x.shape)}")
+    batch, tokens, _ = x.shape
+    mistakes = []
+    if positions is not None:
+        if positions.shape not in ((tokens,), (batch, tokens)):
+            mistakes.append(f"positions: expected [{tokens}] or [{batch}, {tokens}], got {list(positions.shape)}")
+        if positions.is_floating_point() or positions.dtype is torch.bool:
+            mistakes.append(f"positions: expected integers, got {positions.dtype}")
+        if positions.device != x.device:
+            mistakes.append(f"positions: expected {x.device} as x, got {positions.device}")
+    if cu_seqlens is not None:
+        mistakes += cu_seqlens_form_problems(cu_seqlens, x, "x")
+    if mistakes:
+        raise ValueError(f"NSAttention: {'; '.join(mistakes)}")
 
 
 class Projection(nn.Linear):
@@ -104,17 +337,12 @@ class Projection(nn.Linear):
         return super().forward(x_BTM) if product is None else product
 
 
-Products = Sequence[Tensor | None]  # results of projections; None: the projection computes its own
+def project_together(x_BTM: Tensor, projections: Sequence[Sequence[Projection]]) -> list[list[Tensor]]:
+    """Apply several projections to the same input with a single matrix product.
 
-
-def project_together(x_BTM: Tensor, projections: Sequence[Sequence[Projection]]) -> list[Products]:
-    """Apply several projections to the same input. On a CPU, a single matrix product computes them all.
-
-    The results have the nesting of `projections`. On other devices they are all None, and each projection later
-    computes its own. The weights stay separate parameters, because they are named, sharded and saved separately.
+    The results have the nesting of `projections`. The weights stay separate parameters, because they are named, sharded
+    and saved separately.
     """
-    if x_BTM.device.type != "cpu":
-        return [[None] * len(group) for group in projections]
     flat = [projection for group in projections for projection in group]
     product = functional.linear(x_BTM, torch.cat([projection.weight for projection in flat]))
     parts = iter(product.split([projection.out_features for projection in flat], -1))
@@ -127,7 +355,7 @@ class GateMLP(nn.Linear):
     The class itself is the last linear layer, so its parameters are named `gate_mlp.weight` and `gate_mlp.bias`.
     """
 
-    def __init__(self, config: NSAConfig) -> None:
+    def __init__(self, config: LayerConfig) -> None:
         hidden = max(16, config.dim // 8)
         super().__init__(hidden, len(config.branches) * config.heads)
         self.heads = config.heads
@@ -143,7 +371,7 @@ class GateMLP(nn.Linear):
 class BlockMean(nn.Module):
     """A module that compresses each block of tokens to the mean of its vectors."""
 
-    def __init__(self, config: NSAConfig, _width: int) -> None:
+    def __init__(self, config: LayerConfig, _width: int) -> None:
         super().__init__()
         self.length, self.stride = config.block_len, config.block_stride
 
@@ -164,7 +392,7 @@ class BlockMLP(BlockMean):
     # Names of the two linear layers. They differ per method, so weights of one method never load into another.
     names = ("hidden", "out")
 
-    def __init__(self, config: NSAConfig, width: int) -> None:
+    def __init__(self, config: LayerConfig, width: int) -> None:
         super().__init__(config, width)
         self.position = nn.Parameter(torch.randn(self.length, width) * 0.02)
         first, second = self.names
@@ -188,51 +416,57 @@ class BlockMeanMLP(BlockMLP):
 PHI = {Compression.MLP: BlockMLP, Compression.MEAN: BlockMean, Compression.MEAN_MLP: BlockMeanMLP}
 
 
-class CompressedBranch(nn.Module):
-    """The attention branch that attends to compressed blocks of tokens."""
+class AttentionBranch(nn.Module):
+    """The base class of the attention branches, with their projections of keys and values.
 
-    def __init__(self, config: NSAConfig, implementation: Implementation) -> None:
+    Calling a branch computes its attention output from given queries, keys and values.
+    """
+
+    def __init__(self, config: LayerConfig, implementation: Implementation) -> None:
         super().__init__()
         self.config, self.implementation = config, implementation
         self.runs: Counter[UsedImplementation] = Counter()
         self.k_proj = Projection(config.dim, config.groups * config.d_k)
         self.v_proj = Projection(config.dim, config.groups * config.d_v)
+
+    def prepare(self, k_BGTD: Tensor, v_BGTE: Tensor, context: TokenContext) -> Pair:
+        """Return the keys and values that queries attend to, from the projected ones."""
+        return rotate(k_BGTD, context.cos_sin), v_BGTE
+
+
+class CompressedBranch(AttentionBranch):
+    """The attention branch that attends to compressed blocks of tokens."""
+
+    def __init__(self, config: LayerConfig, implementation: Implementation) -> None:
+        super().__init__(config, implementation)
         phi = PHI[config.compression]
         self.k_blocks, self.v_blocks = phi(config, config.d_k), phi(config, config.d_v)
 
-    def forward(
-        self,
-        x_BTM: Tensor,
-        q_BHTD: Tensor,
-        cos_sin: Tensor,
-        layout: PackedLayout | None = None,
-        products: Products = (None, None),
-    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """Return the attention output [B, H, T, E] and the tensors needed to select blocks.
+    def prepare(self, k_BGTD: Tensor, v_BGTE: Tensor, context: TokenContext) -> Pair:
+        k_BGSD = self.k_blocks(k_BGTD, context.layout)
+        return rotate_blocks(k_BGSD, context.cos_sin, self.config, context.layout), self.v_blocks(
+            v_BGTE, context.layout
+        )
 
-        These are the compressed keys [B, G, S, D] and the log-sum-exp of their scores [B, H, T].
-        """
+    def forward(
+        self, q_BHTD: Tensor, k_BGSD: Tensor, v_BGSE: Tensor, layout: PackedLayout | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return the attention output [B, H, T, E] and the log-sum-exp [B, H, T] of the scores."""
         config = self.config
-        k_BGTD, v_BGTE = keys_and_values(self, x_BTM, products)
-        k_BGSD = rotate_blocks(self.k_blocks(k_BGTD, layout), cos_sin, config, layout)
-        v_BGSE = self.v_blocks(v_BGTE, layout)
         backend, used = implementation_for(self.implementation, q_BHTD, k_BGSD, v_BGSE)
         count_run(self.runs, used)
         lengths = {"block_len": config.block_len, "block_stride": config.block_stride}
         starts = layout and layout.starts
-        output, lse_BHT = backend.attend_compressed(
-            q_BHTD, k_BGSD, v_BGSE, **lengths, scale=config.scale, starts=starts
-        )
-        return output, (k_BGSD, lse_BHT)
+        return backend.attend_compressed(q_BHTD, k_BGSD, v_BGSE, **lengths, scale=config.scale, starts=starts)
 
 
 class BlockSelector(nn.Module):
     """A module that selects the blocks of tokens that each query attends to.
 
-    It has no parameters. It is a module so that forward hooks can observe the selected indices.
+    It has no parameters. It is a module so that forward hooks can observe the selected indices, or select others.
     """
 
-    def __init__(self, config: NSAConfig, implementation: Implementation) -> None:
+    def __init__(self, config: LayerConfig, implementation: Implementation) -> None:
         super().__init__()
         self.implementation = implementation
         self.runs: Counter[UsedImplementation] = Counter()
@@ -246,88 +480,70 @@ class BlockSelector(nn.Module):
         lse_BHT: Tensor | None,
         memo_number: Tensor | None,
         layout: PackedLayout | None = None,
+        indices_BGTn: Tensor | None = None,
     ) -> Tensor:
         """Return the indices of the selected blocks, int32, shape [B, G, T, n].
 
         `keys_BGSD` are the compressed keys, `lse_BHT` the log-sum-exp of the queries' scores over them. If `lse_BHT` is
         None, the implementation computes it if needed. `memo_number` identifies the SelectionMemo, if there is one.
+        `indices_BGTn` are the indices if an operator has already selected the blocks; otherwise None.
         """
         if layout is not None:
             self.positions_T = layout.positions_T
+        if indices_BGTn is not None:
+            return indices_BGTn
         backend, used = implementation_for_select_and_mix(self.implementation, q_BHTD, keys_BGSD, keys_BGSD)
         count_run(self.runs, used)
         return backend.select(q_BHTD, keys_BGSD, lse_BHT, self.selection, memo_number, layout and layout.starts)
 
 
-class SelectedBranch(nn.Module):
+class SelectedBranch(AttentionBranch):
     """The attention branch that attends to the tokens of the selected blocks."""
 
-    def __init__(self, config: NSAConfig, implementation: Implementation) -> None:
-        super().__init__()
-        self.config, self.implementation = config, implementation
-        self.runs: Counter[UsedImplementation] = Counter()
-        self.k_proj = Projection(config.dim, config.groups * config.d_k)
-        self.v_proj = Projection(config.dim, config.groups * config.d_v)
+    def __init__(self, config: LayerConfig, implementation: Implementation) -> None:
+        super().__init__(config, implementation)
         self.chooser = BlockSelector(config, implementation)
+
+    def block_means(self, k_BGTD: Tensor, context: TokenContext) -> Tensor:
+        """Return keys [B, G, S, D] that rank the blocks of a layer without a compressed branch: means of `k_BGTD`."""
+        # Separate keys could not be trained, because the selection has no gradient.
+        config = self.config
+        means = split_into_blocks(k_BGTD, config.block_len, config.block_stride, context.layout).mean(3)
+        return rotate_blocks(means, context.cos_sin, config, context.layout)
 
     def forward(
         self,
-        x_BTM: Tensor,
         q_BHTD: Tensor,
-        cos_sin: Tensor,
-        scorer: tuple[Tensor, Tensor] | None,
-        memo_number: Tensor | None,
+        k_BGTD: Tensor,
+        v_BGTE: Tensor,
+        ranking_keys_BGSD: Tensor,
+        lse_BHT: Tensor | None,
+        memo_number: Tensor | None = None,
         layout: PackedLayout | None = None,
-        products: Products = (None, None),
     ) -> Tensor:
         """Return the attention output, shape [B, H, T, E].
 
-        `scorer` is the second result of CompressedBranch.forward and ranks the blocks. If it is None, because the layer
-        has no compressed branch, blocks are ranked by the mean of this branch's own keys.
+        `ranking_keys_BGSD` and `lse_BHT` rank the blocks: the keys of the compressed branch and the log-sum-exp of
+        their scores, or the result of `block_means` and None.
         """
-        config = self.config
-        k_BGTD, v_BGTE = keys_and_values(self, x_BTM, products)
-        if scorer is None:
-            # A separate scorer could not be trained, because the selection has no gradient.
-            means = split_into_blocks(k_BGTD, config.block_len, config.block_stride, layout).mean(3)
-            keys_BGSD, lse_BHT = rotate_blocks(means, cos_sin, config, layout), None
-        else:
-            keys_BGSD, lse_BHT = scorer
-        indices = self.chooser(q_BHTD.detach(), keys_BGSD.detach(), lse_BHT, memo_number, layout)
-        k_BGTD = rotate(k_BGTD, cos_sin)
-        places, select_len = config.select_count, config.select_len
+        indices = self.chooser(q_BHTD.detach(), ranking_keys_BGSD.detach(), lse_BHT, memo_number, layout)
+        places, select_len = self.config.select_count, self.config.select_len
         starts, longest = (layout.starts, layout.longest) if layout else (None, None)
         backend, used = implementation_for_selected(
             self.implementation, q_BHTD, k_BGTD, v_BGTE, places, select_len, longest
         )
         count_run(self.runs, used)
         output, _ = backend.attend_selected(
-            q_BHTD, k_BGTD, v_BGTE, indices, select_len=select_len, scale=config.scale, starts=starts
+            q_BHTD, k_BGTD, v_BGTE, indices, select_len=select_len, scale=self.config.scale, starts=starts
         )
         return output
 
 
-class SlidingBranch(nn.Module):
+class SlidingBranch(AttentionBranch):
     """The attention branch that attends to a sliding window of the most recent tokens."""
 
-    def __init__(self, config: NSAConfig, implementation: Implementation) -> None:
-        super().__init__()
-        self.config, self.implementation = config, implementation
-        self.runs: Counter[UsedImplementation] = Counter()
-        self.k_proj = Projection(config.dim, config.groups * config.d_k)
-        self.v_proj = Projection(config.dim, config.groups * config.d_v)
-
-    def forward(
-        self,
-        x_BTM: Tensor,
-        q_BHTD: Tensor,
-        cos_sin: Tensor,
-        layout: PackedLayout | None = None,
-        products: Products = (None, None),
-    ) -> Tensor:
+    def forward(self, q_BHTD: Tensor, k_BGTD: Tensor, v_BGTE: Tensor, layout: PackedLayout | None = None) -> Tensor:
         """Return the attention output, shape [B, H, T, E]."""
-        k_BGTD, v_BGTE = keys_and_values(self, x_BTM, products)
-        k_BGTD = rotate(k_BGTD, cos_sin)
         backend, used = implementation_for_sliding(self.implementation, q_BHTD, k_BGTD, v_BGTE)
         count_run(self.runs, used)
         starts, window = layout and layout.starts, self.config.window
@@ -337,14 +553,15 @@ class SlidingBranch(nn.Module):
         return output
 
 
-def keys_and_values(
-    branch: CompressedBranch | SelectedBranch | SlidingBranch | VanillaAttention, x_BTM: Tensor, products: Products
-) -> tuple[Tensor, Tensor]:
-    """Return the keys [B, G, T, D] and values [B, G, T, E] of an attention branch, before rotary embeddings."""
+def keys_and_values(part: AttentionBranch | VanillaAttention, x_BTM: Tensor, products: Sequence[Tensor]) -> Pair:
+    """Return the keys [B, G, T, D] and values [B, G, T, E] of an attention branch, before rotary embeddings.
+
+    `products` are the results of both projections (`project_together`).
+    """
     # The values are copied, so that saving them for the backward pass does not keep the joint projection result alive.
     k_product, v_product = products
-    k_BGTD = split_heads(branch.k_proj(x_BTM, k_product), branch.config.groups)
-    return k_BGTD, split_heads(branch.v_proj(x_BTM, v_product).contiguous(), branch.config.groups)
+    k_BGTD = split_heads(part.k_proj(x_BTM, k_product), part.config.groups)
+    return k_BGTD, split_heads(part.v_proj(x_BTM, v_product).contiguous(), part.config.groups)
 
 
 def count_run(runs: Counter[UsedImplementation], used: UsedImplementation) -> None:
@@ -356,7 +573,7 @@ def count_run(runs: Counter[UsedImplementation], used: UsedImplementation) -> No
 class VanillaAttention(nn.Module):
     """A dense causal attention layer, used as the baseline for comparisons with NSAttention."""
 
-    def __init__(self, config: NSAConfig) -> None:
+    def __init__(self, config: LayerConfig) -> None:
         super().__init__()
         self.config = config
         self.q_proj = Projection(config.dim, config.heads * config.d_k)
@@ -364,12 +581,11 @@ class VanillaAttention(nn.Module):
         self.v_proj = Projection(config.dim, config.groups * config.d_v)
         self.out_proj = nn.Linear(config.heads * config.d_v, config.dim, bias=False)
 
-    def forward(
-        self, x_BTM: Tensor, cos_sin: Tensor, _memo_number: Tensor | None = None, layout: PackedLayout | None = None
-    ) -> Tensor:
+    def forward(self, x_BTM: Tensor, *, context: TokenContext) -> Tensor:
         """Return the output of the layer, shape [B, T, M]."""
-        query_product, kv_products = project_together(x_BTM, [[self.q_proj], [self.k_proj, self.v_proj]])
-        q_BHTD = rotate(split_heads(self.q_proj(x_BTM, *query_product), self.config.heads), cos_sin)
+        cos_sin, _, layout = context
+        (query_product,), kv_products = project_together(x_BTM, [[self.q_proj], [self.k_proj, self.v_proj]])
+        q_BHTD = rotate(split_heads(self.q_proj(x_BTM, query_product), self.config.heads), cos_sin)
         k_BGTD, v_BGTE = keys_and_values(self, x_BTM, kv_products)
         k_BGTD = rotate(k_BGTD, cos_sin)
         lengths = layout.lengths if layout else (x_BTM.shape[1],)
@@ -399,16 +615,16 @@ def split_into_blocks(x_BGTD: Tensor, length: int, stride: int, layout: PackedLa
     return x_BGTD.unfold(2, length, stride).transpose(3, 4)
 
 
-def rotate_blocks(k_BGSD: Tensor, cos_sin: Tensor, config: NSAConfig, layout: PackedLayout | None = None) -> Tensor:
+def rotate_blocks(k_BGSD: Tensor, cos_sin: Tensor, config: LayerConfig, layout: PackedLayout | None = None) -> Tensor:
     """Return the compressed keys with rotary embeddings applied, shape [B, G, S, D]."""
     # Each key is rotated to the position of its block's last token, the first query that attends to it.
     if layout is not None:
-        return rotate(k_BGSD, cos_sin[:, layout.blocks_Sl[:, -1]])
-    return rotate(k_BGSD, cos_sin[:, config.block_len - 1 :: config.block_stride])
+        return rotate(k_BGSD, cos_sin[..., layout.blocks_Sl[:, -1], :])
+    return rotate(k_BGSD, cos_sin[..., config.block_len - 1 :: config.block_stride, :])
 
 
-def selection_from(config: NSAConfig) -> Selection:
-    """Return the parameters of block selection that a model configuration defines."""
+def selection_from(config: LayerConfig) -> Selection:
+    """Return the parameters of block selection that a layer's configuration defines."""
     return Selection(
         block_len=config.block_len,
         block_stride=config.block_stride,
@@ -421,17 +637,20 @@ def selection_from(config: NSAConfig) -> Selection:
 ROTARY_BASE = 10000.0
 
 
-def rotary_frequencies(width: int) -> Tensor:
-    """Return the rotary angle per token for each pair of dimensions, in radians, shape [D/2]."""
-    return torch.as_tensor(
-        ROTARY_BASE ** (-torch.arange(0, width, 2, dtype=torch.float64) / width), dtype=torch.float32
-    )
+def rotary_frequencies(width: int, base: float = ROTARY_BASE, device: torch.device | None = None) -> Tensor:
+    """Return the rotary angle per token for each pair of dimensions, in radians, float32, shape [D/2]."""
+    exponents = -torch.arange(0, width, 2, dtype=torch.float64, device=device) / width
+    return torch.as_tensor(base**exponents, dtype=torch.float32)
 
 
 def rotary_cos_sin(frequencies: Tensor, tokens: int) -> Tensor:
     """Return the cosines and sines of the rotary angles at positions 0 to T - 1, shape [2, T, D/2]."""
-    positions = torch.arange(tokens, device=frequencies.device, dtype=frequencies.dtype)
-    angles = positions[:, None] * frequencies
+    return cos_sin_at(frequencies, torch.arange(tokens, device=frequencies.device))
+
+
+def cos_sin_at(frequencies: Tensor, positions: Tensor) -> Tensor:
+    """Return the cosines and sines of the rotary angles at integer positions [T] or [B, T], shape [2, (B,) T, D/2]."""
+    angles = positions.to(frequencies.dtype).unsqueeze(-1) * frequencies
     return torch.stack((angles.cos(), angles.sin()))
 
 
@@ -448,13 +667,16 @@ class RotaryTable:
         return self._cos_sin
 
 
-def rotate(x_BHTD: Tensor, cos_sin_2Tp: Tensor) -> Tensor:
+def rotate(x_BHTD: Tensor, cos_sin: Tensor) -> Tensor:
     """Apply rotary embeddings to `x_BHTD`.
 
-    The pairs (i, i + D/2) of row t are rotated by the angles of cos_sin[:, t]. The result has the dtype of `x_BHTD`.
+    The pairs (i, i + D/2) of row t are rotated by the angles of row t of `cos_sin`. The result has the dtype of
+    `x_BHTD`.
     """
+    if cos_sin.dim() == 4:
+        cos_sin = cos_sin.unsqueeze(2)  # all heads of a sequence have the same angles
     if is_eager_on_cpu(x_BHTD):
-        return rotate_by_tiles(x_BHTD, cos_sin_2Tp)
-    cosine, sine = cos_sin_2Tp.to(x_BHTD.dtype)
+        return rotate_by_tiles(x_BHTD, cos_sin)
+    cosine, sine = cos_sin.to(x_BHTD.dtype)
     first, second = x_BHTD.chunk(2, dim=-1)
     return torch.cat((first * cosine - second * sine, first * sine + second * cosine), dim=-1)

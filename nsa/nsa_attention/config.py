@@ -1,9 +1,11 @@
-"""Configurations of NSA language models."""
+"""Configurations of NSA layers and language models."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from enum import StrEnum
+from types import MappingProxyType
 
 
 class Branch(StrEnum):
@@ -55,16 +57,13 @@ ALL_BRANCHES = (Branch.CMP, Branch.SEL, Branch.WIN)
 
 
 @dataclass(frozen=True, kw_only=True)
-class NSAConfig:
-    """The sizes and options of a model. Creating one raises a ValueError that lists every invalid field.
+class LayerConfig:
+    """The sizes and options of one attention layer. Lengths are in tokens; comments give the letters of the NSA paper.
 
-    Lengths are in tokens; comments give the letters of the NSA paper.
+    Creating one checks nothing: `NSAttention` and `NSAConfig` check it, each with the names that its user knows.
     """
 
-    name: str = "custom"
-    vocab: int = 256
     dim: int = 128
-    layers: int = 4
     heads: int = 8
     groups: int = 2  # key and value heads; `heads / groups` query heads share one
     d_k: int = 16
@@ -74,11 +73,27 @@ class NSAConfig:
     select_len: int = 32  # l'
     select_count: int = 8  # n, including the forced blocks
     window: int = 64  # w
-    seq_len: int = 128
-    attention: Attention = Attention.NSA
     branches: tuple[Branch, ...] = ALL_BRANCHES
     compression: Compression = Compression.MLP
     stop_gradient_gates: bool = False  # gates are not trained: no gradient flows into or through them
+    rope_base: float = 10000.0  # base of the rotary frequencies
+    softmax_scale: float | None = None  # None: 1 / sqrt(d_k)
+
+    @property
+    def scale(self) -> float:
+        """Return the factor of the attention scores."""
+        return float(self.d_k**-0.5) if self.softmax_scale is None else self.softmax_scale
+
+
+@dataclass(frozen=True, kw_only=True)
+class NSAConfig(LayerConfig):
+    """The sizes and options of a model. Creating one raises a ValueError that lists every invalid field."""
+
+    name: str = "custom"
+    vocab: int = 256
+    layers: int = 4
+    seq_len: int = 128
+    attention: Attention = Attention.NSA
     dtype: str = "float32"
     batch: int = 2  # per rank, the training program's default
     checkpointed: bool = False  # default for gradient checkpointing in every layer; --gc overrides it
@@ -87,11 +102,6 @@ class NSAConfig:
         mistakes = config_mistakes(self)
         if mistakes:
             raise ValueError("\n".join(f"shape {self.name}: {mistake}" for mistake in mistakes))
-
-    @property
-    def scale(self) -> float:
-        """Return the scale of the attention scores, 1 / sqrt(d_k)."""
-        return float(self.d_k**-0.5)
 
 
 _AT_LEAST_ONE = (
@@ -112,25 +122,35 @@ _AT_LEAST_ONE = (
 
 def config_mistakes(config: NSAConfig) -> list[str]:
     """Return one message per invalid field of a model configuration."""
-    mistakes = [
-        f"{field}: expected at least 1, got {getattr(config, field)}"
-        for field in _AT_LEAST_ONE
-        if getattr(config, field) < 1
-    ]
-    if config.d_k < 2 or config.d_k % 2:
-        mistakes.append(f"d_k: expected an even number (rotary positions turn pairs), got {config.d_k}")
-    if config.groups >= 1 and config.heads % config.groups:
-        mistakes.append(f"heads: expected a multiple of groups ({config.groups}), got {config.heads}")
+    mistakes = layer_mistakes(config)
     if config.attention is Attention.STOCK and config.heads >= 1 and config.dim % config.heads:
         mistakes.append(f"dim: expected a multiple of heads ({config.heads}) for the stock layer, got {config.dim}")
+    return mistakes
+
+
+def layer_mistakes(config: LayerConfig, names: Mapping[str, str] = MappingProxyType({})) -> list[str]:
+    """Return one message per invalid field of a layer or model configuration.
+
+    `names` maps fields to the names that the user knows; other fields keep their own names.
+    """
+    name = {field.name: names.get(field.name, field.name) for field in fields(config)}
+    mistakes = [
+        f"{name[field]}: expected at least 1, got {getattr(config, field)}"
+        for field in _AT_LEAST_ONE
+        if field in name and getattr(config, field) < 1
+    ]
+    if config.d_k < 2 or config.d_k % 2:
+        mistakes.append(f"{name['d_k']}: expected an even number (rotary positions turn pairs), got {config.d_k}")
+    if config.groups >= 1 and config.heads % config.groups:
+        mistakes.append(f"heads: expected a multiple of {name['groups']} ({config.groups}), got {config.heads}")
     if config.block_stride > config.block_len:
         mistakes.append(
-            f"block_stride: expected at most block_len ({config.block_len}), got {config.block_stride}: "
-            "tokens between two blocks would belong to none"
+            f"{name['block_stride']}: expected at most {name['block_len']} ({config.block_len}), "
+            f"got {config.block_stride}: tokens between two blocks would belong to none"
         )
     if config.select_count < FORCED_BLOCKS:
         mistakes.append(
-            f"select_count: expected at least {FORCED_BLOCKS} (block 0, the current and the previous one are "
+            f"{name['select_count']}: expected at least {FORCED_BLOCKS} (block 0, the current and the previous one are "
             f"always chosen), got {config.select_count}"
         )
     if not config.branches or len(set(config.branches)) != len(config.branches):
@@ -138,12 +158,12 @@ def config_mistakes(config: NSAConfig) -> list[str]:
     return mistakes
 
 
-def implementation_mistake(config: NSAConfig, requested: Implementation) -> str | None:
-    """Return an error message if the model cannot use the requested implementation, or None if it can.
+def implementation_mistake(config: LayerConfig, requested: Implementation) -> str | None:
+    """Return an error message if the model or layer cannot use the requested implementation, or None if it can.
 
     An example is --impl flash, which computes only the sliding branch, for a model without that branch.
     """
-    if config.attention is not Attention.NSA:
+    if isinstance(config, NSAConfig) and config.attention is not Attention.NSA:
         reason = (
             f"attention {config.attention} has one implementation" if requested is not Implementation.AUTO else None
         )

@@ -25,13 +25,14 @@ from .attention import (
     RotaryTable,
     SelectedBranch,
     SlidingBranch,
+    TokenContext,
     VanillaAttention,
     rotate,
     selection_from,
     split_heads,
     split_into_blocks,
 )
-from .config import Attention, Branch, Implementation, NSAConfig
+from .config import Attention, Branch, Implementation, LayerConfig, NSAConfig
 from .model import TinyLM
 from .ops.dispatch import MissingImplementationError
 from .ops.kernels import tiles
@@ -282,7 +283,7 @@ def _vanilla(layer: VanillaAttention, x_BCM: Tensor, cache: VanillaLayerCache, n
     cache.k.add(rotate(split_heads(layer.k_proj(x_BCM), groups), new.own_cos_sin))
     cache.v.add(split_heads(layer.v_proj(x_BCM), groups))
     if new.is_whole_prompt:
-        return layer(x_BCM, new.cos_sin)
+        return layer(x_BCM, context=TokenContext(new.cos_sin))
     q_BHCD = rotate(split_heads(layer.q_proj(x_BCM), layer.config.heads), new.own_cos_sin)
     visible_CT = torch.arange(new.end, device=x_BCM.device) <= new.positions.t()
     output = functional.scaled_dot_product_attention(
@@ -306,7 +307,7 @@ def _nsa(layer: NSAttention, x_BCM: Tensor, cache: NSALayerCache, new: NewTokens
         _cache_tokens(layer.sel, x_BCM, cache, new, ranked_by_own_means=Branch.CMP not in branches)
     window = _cache_window(layer.win, x_BCM, cache, new) if Branch.WIN in branches else None
     if new.is_whole_prompt:
-        return layer(x_BCM, new.cos_sin)
+        return layer(x_BCM, context=TokenContext(new.cos_sin))
     q_BHCD = rotate(split_heads(layer.q_proj(x_BCM), layer.config.heads), new.own_cos_sin)
     outputs = _attend_blocks(layer, q_BHCD, cache, new)
     if window is not None:
@@ -360,7 +361,7 @@ def _attend_blocks(layer: NSAttention, q_BHCD: Tensor, cache: NSALayerCache, new
     return outputs
 
 
-def _attend_window(config: NSAConfig, q_BHCD: Tensor, window: tuple[Tensor, Tensor], new: NewTokens) -> Tensor:
+def _attend_window(config: LayerConfig, q_BHCD: Tensor, window: tuple[Tensor, Tensor], new: NewTokens) -> Tensor:
     k_NSD, v_NSE = (rows.flatten(0, 1) for rows in window)
     keys = torch.arange(new.end - k_NSD.shape[1], new.end, device=k_NSD.device)
     queries_1C1 = new.positions[:, :, None]
@@ -371,7 +372,7 @@ def _attend_window(config: NSAConfig, q_BHCD: Tensor, window: tuple[Tensor, Tens
 
 
 def _attend_selected(
-    config: NSAConfig, q_BHCD: Tensor, indices_NCn: Tensor, cache: NSALayerCache, new: NewTokens
+    config: LayerConfig, q_BHCD: Tensor, indices_NCn: Tensor, cache: NSALayerCache, new: NewTokens
 ) -> Tensor:
     tokens_NCs, visible_NCs = tokens_of_blocks(indices_NCn, new.positions, config.select_len)
     k_BGTD, v_BGTE = cache.sel_k.all(), cache.sel_v.all()

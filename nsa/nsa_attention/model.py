@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from .attention import NSAttention, VanillaAttention, rotary_cos_sin, rotary_frequencies
+from .attention import NSAttention, TokenContext, VanillaAttention, rotary_cos_sin, rotary_frequencies
 from .config import Attention, Implementation, NSAConfig
 from .ops.dispatch import require_implementation
 from .ops.packed import PackedLayout, packed_layout
@@ -161,14 +161,15 @@ class Block(Layer):
         super().__init__()
         self.attn_norm = nn.RMSNorm(config.dim, eps=NORM_EPSILON)
         vanilla = config.attention is Attention.VANILLA
-        self.attn = VanillaAttention(config) if vanilla else NSAttention(config, implementation)
+        self.attn = VanillaAttention(config) if vanilla else NSAttention.from_config(config, implementation)
         self.mlp_norm = nn.RMSNorm(config.dim, eps=NORM_EPSILON)
         self.mlp = SwiGLU(config.dim)
 
     def run(
         self, x_BTM: Tensor, cos_sin_2Tp: Tensor, memo_number: Tensor | None, documents: PackedLayout | None = None
     ) -> Tensor:
-        x_BTM = x_BTM + self.attn(self.attn_norm(x_BTM), cos_sin_2Tp, memo_number, documents)
+        context = TokenContext(cos_sin_2Tp, memo_number, documents)
+        x_BTM = x_BTM + self.attn(self.attn_norm(x_BTM), context=context)
         return x_BTM + self.mlp(self.mlp_norm(x_BTM))
 
 

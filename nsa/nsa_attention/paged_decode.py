@@ -21,6 +21,7 @@ from torch import Tensor
 from .attention import (
     NSAttention,
     RotaryTable,
+    TokenContext,
     count_run,
     rotate,
     rotate_blocks,
@@ -170,7 +171,7 @@ def _run_prompt(model: TinyLM, tokens_T: Tensor, number: int, cache: PagedCache)
         # As in decode.py, a prompt computes these projections twice.
         _write_tokens(block.attn, fresh_1TM, layer_pages, placement, cache.tables.first_in_window(length))
         _write_prompt_blocks(block.attn, fresh_1TM, layer_pages, placement)
-        x_1TM = x_1TM + block.attn(fresh_1TM, placement.cos_sin)
+        x_1TM = x_1TM + block.attn(fresh_1TM, context=TokenContext(placement.cos_sin))
         x_1TM = x_1TM + block.mlp(block.mlp_norm(x_1TM))
     cache.tables.sequences[number].tokens = length
     return x_1TM[0]

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .attention import BlockSelector, GateMLP, NSAttention
+from .attention import AttentionBranch, BlockSelector, GateMLP, NSAttention
 from .observe import named_modules
 from .ops.packed import PackedLayout
 
@@ -81,7 +81,10 @@ class Observer:
             if isinstance(module, BlockSelector | GateMLP):
                 self._handles.append(module.register_forward_hook(self._keep(name)))
             if dtypes and name and not isinstance(module, nn.ModuleList):
-                self._handles.append(module.register_forward_hook(self._note_dtype(name)))
+                # A hook on a branch would make the layer compute its branches separately. Their outputs have the dtype
+                # of their values.
+                source = module.v_proj if isinstance(module, AttentionBranch) else module
+                self._handles.append(source.register_forward_hook(self._note_dtype(name)))
 
     def release(self) -> None:
         for handle in self._handles:

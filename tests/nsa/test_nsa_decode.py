@@ -157,11 +157,9 @@ Leak = Callable[[pytest.MonkeyPatch], None]
 def block_one_token_early(monkeypatch: pytest.MonkeyPatch) -> None:
     original = CompressedBranch.forward
 
-    def forward(
-        self: CompressedBranch, x: Tensor, q: Tensor, cos_sin: Tensor, *rest: Tensor | None
-    ) -> tuple[Tensor, object]:
-        output, scorer = original(self, x, torch.cat((q[:, :, :1], q), 2), cos_sin, *rest)
-        return output[:, :, 1:], scorer
+    def forward(self: CompressedBranch, q: Tensor, *rest: Tensor | None) -> tuple[Tensor, Tensor]:
+        output, lse = original(self, torch.cat((q[:, :, :1], q), 2), *rest)
+        return output[:, :, 1:], lse[:, :, 1:]
 
     monkeypatch.setattr(CompressedBranch, "forward", forward)
 
@@ -169,10 +167,8 @@ def block_one_token_early(monkeypatch: pytest.MonkeyPatch) -> None:
 def window_one_token_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     original = SlidingBranch.forward
 
-    def forward(
-        self: SlidingBranch, x: Tensor, q: Tensor, cos_sin: Tensor, packed: None, ready: list[Tensor]
-    ) -> Tensor:
-        return original(self, x, q, cos_sin.roll(-1, 1), packed, [product.roll(-1, 1) for product in ready])
+    def forward(self: SlidingBranch, q: Tensor, k: Tensor, v: Tensor, layout: None) -> Tensor:
+        return original(self, q, k.roll(-1, 2), v.roll(-1, 2), layout)
 
     monkeypatch.setattr(SlidingBranch, "forward", forward)
 

@@ -209,7 +209,7 @@ def test_what_would_compute_nothing_of_a_shape_is_refused(wanted: str, config: d
         TinyLM.from_config(shape, Implementation(wanted))
     if shape.attention is Attention.NSA:
         with pytest.raises(MissingImplementationError, match=said):
-            NSAttention(shape, Implementation(wanted))
+            NSAttention.from_config(shape, Implementation(wanted))
     assert TinyLM.from_config(shape, Implementation.AUTO).config == shape
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from nsa_attention import reference
-from nsa_attention.attention import BlockSelector, NSAttention, rotary_cos_sin, rotary_frequencies
+from nsa_attention.attention import BlockSelector, NSAttention, TokenContext, rotary_cos_sin, rotary_frequencies
 from nsa_attention.config import ALL_BRANCHES, CI, SHAPES, Attention, Branch, Compression, Implementation, NSAConfig
 from nsa_attention.model import Block, Recompute, TinyLM, count_parameters
 from nsa_attention.ops.selection import RANKERS, SelectionMemo
@@ -114,9 +114,9 @@ class TestEverySetOfBranches:
 
 def test_a_query_sees_the_tokens_that_its_branch_promises(tiny: NSAConfig) -> None:
     """The gradient of one output reaches exactly the window: the sliding layer alone, without residual path."""
-    layer = NSAttention(replace(tiny, branches=(Branch.WIN,)))
+    layer = NSAttention.from_config(replace(tiny, branches=(Branch.WIN,)))
     x = torch.randn(1, 40, tiny.dim, requires_grad=True)
-    layer(x, rotary_cos_sin(rotary_frequencies(tiny.d_k), 40))[0, 30].sum().backward()
+    layer(x)[0, 30].sum().backward()
     assert x.grad is not None
     reached = x.grad[0].abs().sum(-1).nonzero().flatten().tolist()
     assert reached == list(range(30 - tiny.window + 1, 31))
@@ -169,14 +169,15 @@ def test_recomputation_reads_the_blocks_of_the_first_pass(mode: Recompute, monke
 
 
 def test_a_memo_decides_what_is_read(tiny: NSAConfig) -> None:
-    layer = NSAttention(replace(tiny, branches=(Branch.SEL,)))
+    layer = NSAttention.from_config(replace(tiny, branches=(Branch.SEL,)))
     x, rotation = torch.randn(1, 40, tiny.dim), rotary_cos_sin(rotary_frequencies(tiny.d_k), 40)
     memo = SelectionMemo()
-    first = layer(x, rotation, memo.number)
+    context = TokenContext(rotation, memo.number)
+    first = layer(x, context=context)
     assert memo.indices is not None
-    assert torch.equal(first, layer(x, rotation, memo.number))
+    assert torch.equal(first, layer(x, context=context))
     memo.indices = torch.full_like(memo.indices, -1)
-    assert torch.equal(layer(x, rotation, memo.number), torch.zeros_like(first))
+    assert torch.equal(layer(x, context=context), torch.zeros_like(first))
 
 
 def test_eager_and_auto_agree() -> None:

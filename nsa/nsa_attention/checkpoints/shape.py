@@ -9,8 +9,18 @@ from typing import Any
 from ..config import Attention, Compression, NSAConfig
 from ..values import branches
 
-# Fields of NSAConfig that do not affect the weights. A run may change them and still load the weights.
-_IGNORED = ("name", "seq_len", "dtype", "batch", "checkpointed", "stop_gradient_gates")
+# Fields of NSAConfig that do not affect the weights. A run may change them and still load the weights. No option sets
+# the last two, so they are the same in every run.
+_IGNORED = (
+    "name",
+    "seq_len",
+    "dtype",
+    "batch",
+    "checkpointed",
+    "stop_gradient_gates",
+    "rope_base",
+    "softmax_scale",
+)
 # Older checkpoints have `compression` instead of `phi`. Their value `mlp` meant an MLP added to the mean.
 _PHI_OF_COMPRESSION = {"mlp": "mean_mlp", "mean": "mean"}
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..config import Implementation, NSAConfig, implementation_mistake
+from ..config import Implementation, LayerConfig, implementation_mistake
 from .backends import (
     Backend,
     SelectedAttention,
@@ -32,7 +33,10 @@ from .per_token import PerTokenLoop
 
 _MIN_CAPABILITY = (8, 0)
 _HALF = (torch.float16, torch.bfloat16)
-_import_reasons: list[str | None] = []  # the result of triton_import_reason, once it is known
+# The result of triton_import_reason, once it is known, and the modules of ops/fused by name. Neither is a functools
+# cache, because torch.compile ignores those while tracing, and it cannot trace an import.
+_import_reasons: list[str | None] = []
+_fused_modules: dict[str, Any] = {}
 
 
 @dataclass(frozen=True)
@@ -127,15 +131,24 @@ def implementation_for_sliding(
     return backend, used
 
 
-def combined_operator(*used: UsedImplementation) -> Callable[..., Tensor] | None:
-    """Return the fused operator for all branches, or None if any of `used` is not a Triton implementation."""
-    if any(implementation.name != "triton" for implementation in used):
-        return None
-    operator: Callable[..., Tensor] = importlib.import_module(".fused.gated_attention", __package__).gated_attention
-    return operator
+def combined_operator(
+    requested: Implementation, q_BHTD: Tensor, *pairs: tuple[Tensor, Tensor]
+) -> tuple[Callable[..., tuple[Tensor, Tensor]], UsedImplementation] | None:
+    """Return the fused operator for all three branches, and the reason for choosing it, or None if there is none.
+
+    `pairs` are the keys and values of the branches. The operator exists only in Triton. Raises
+    MissingImplementationError if `requested` does not support the tensors.
+    """
+    if requested not in (Implementation.AUTO, Implementation.TRITON):
+        return None  # another implementation in some branch
+    for pair in pairs:
+        _, used = implementation_for(requested, q_BHTD, *pair)
+        if used.name != "triton":
+            return None
+    return _fused_module("gated_attention").gated_attention_and_indices, used
 
 
-def require_implementation(requested: Implementation, config: NSAConfig) -> None:
+def require_implementation(requested: Implementation, config: LayerConfig) -> None:
     """Raise MissingImplementationError if no branch of a layer would use the requested implementation."""
     if mistake := implementation_mistake(config, requested):
         raise MissingImplementationError(mistake)
@@ -162,7 +175,7 @@ def implementation_for_paged(
     _, used = implementation_for_select_and_mix(requested, q_1HRD, k_pGPD, v_pGPE)
     if used.name != "triton":
         return _attend_pages_in_torch, used
-    attend: PagedAttention = importlib.import_module(".fused.paged_attention", __package__).attend_pages
+    attend: PagedAttention = _fused_module("paged_attention").attend_pages
     return attend, used
 
 
@@ -170,7 +183,7 @@ def _attend_pages_in_torch(q_1HRD: Tensor, gates_c1HR: Tensor, rows: PagedRows, 
     return _EAGER.mix(outputs_of_branches(q_1HRD, rows, config), gates_c1HR)
 
 
-def example_tensors(config: NSAConfig, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+def example_tensors(config: LayerConfig, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
     """Return uninitialized queries, keys and values of one token, in the shapes of a model."""
     return (
         torch.empty(1, config.heads, 1, config.d_k, device=device, dtype=dtype),
@@ -210,16 +223,21 @@ def triton_reason(q_BHTD: Tensor, k_BGSD: Tensor, v_BGSE: Tensor) -> str | None:
 
 def triton_import_reason() -> str | None:
     """Return the reason why Triton cannot be imported, or None if it can."""
-    # Finding the package is not enough, so it is imported. A list caches the result, because torch.compile ignores
-    # functools caches while tracing.
+    # Finding the package is not enough, so it is imported.
     if not _import_reasons:
         _import_reasons.append(_try_to_import_triton())
     return _import_reasons[0]
 
 
+def _fused_module(name: str) -> Any:
+    if name not in _fused_modules:
+        _fused_modules[name] = importlib.import_module(f".fused.{name}", __package__)
+    return _fused_modules[name]
+
+
 def _try_to_import_triton() -> str | None:
     try:
-        importlib.import_module(".fused.backend", __package__)
+        _fused_modules["backend"] = importlib.import_module(".fused.backend", __package__)
     except (ImportError, OSError, RuntimeError) as error:
         return f"triton cannot be imported ({error}); pip install 'nsa-harness[gpu]'"
     return None
@@ -233,7 +251,7 @@ def _device_reason(device: torch.device, dtype: torch.dtype) -> str | None:
         return None
     if device.type != "cpu":
         return f"the kernels run on CUDA and the device is {device.type}"
-    if not importlib.import_module(".fused.launch", __package__).is_interpreting():
+    if not _fused_module("launch").is_interpreting():
         return "the kernels run on CUDA and the device is cpu; TRITON_INTERPRET=1 interprets them, very slowly"
     if dtype is torch.bfloat16:
         return "Triton's interpreter cannot compute in bfloat16"
@@ -241,7 +259,7 @@ def _device_reason(device: torch.device, dtype: torch.dtype) -> str | None:
 
 
 def _triton() -> Backend:
-    backend: Backend = importlib.import_module(".fused.backend", __package__).FusedBackend()
+    backend: Backend = _fused_module("backend").FusedBackend()
     return backend
 
 

@@ -46,7 +46,9 @@ def validate_inputs(
     blocks = pairs[0][0].shape[2] if pairs[0][0].dim() == 4 else 0
     problems += [*_pair_problems(q_BHTD, pairs), *_gate_problems(q_BHTD, gates_cBHT)]
     problems += (
-        _block_count_problems(q_BHTD, blocks, selection) if cu_seqlens is None else _layout_problems(q_BHTD, cu_seqlens)
+        _block_count_problems(q_BHTD, blocks, selection)
+        if cu_seqlens is None
+        else cu_seqlens_form_problems(cu_seqlens, q_BHTD, "q_BHTD")
     )
     numbers = (q_BHTD.shape[2], blocks, selection.block_len, max(1, selection.block_stride))
     if cu_seqlens is not None and _is_readable_on_host(cu_seqlens):
@@ -140,39 +142,49 @@ def _gate_problems(q_BHTD: Tensor, gates_cBHT: Tensor) -> list[str]:
     return problems
 
 
-def _layout_problems(q_BHTD: Tensor, starts: Tensor) -> list[str]:
+def cu_seqlens_form_problems(starts: Tensor, tensor: Tensor, name: str) -> list[str]:
+    """Return one message per error in the shape, dtype and device of `cu_seqlens`.
+
+    `tensor`, an argument called `name`, has the batch as its first dimension and must be on the same device.
+    """
     problems = []
-    if q_BHTD.shape[0] != 1:
-        problems.append(f"cu_seqlens: expected a batch of 1, all sequences in one row, got {q_BHTD.shape[0]}")
+    if tensor.shape[0] != 1:
+        problems.append(f"cu_seqlens: expected a batch of 1, all sequences in one row, got {tensor.shape[0]}")
     if starts.dim() != 1 or starts.shape[0] < 2:
         problems.append(f"cu_seqlens: expected [sequences + 1], two numbers at least, got {list(starts.shape)}")
     if starts.dtype != torch.int32:
         problems.append(f"cu_seqlens: expected torch.int32, got {starts.dtype}")
-    if starts.device != q_BHTD.device:
-        problems.append(f"cu_seqlens: expected {q_BHTD.device} as q_BHTD, got {starts.device}")
+    if starts.device != tensor.device:
+        problems.append(f"cu_seqlens: expected {tensor.device} as {name}, got {starts.device}")
     if not starts.is_contiguous():
         problems.append(f"cu_seqlens: expected it contiguous, got a stride of {starts.stride(0)}")
     return problems
 
 
 def cu_seqlens_problems(starts: list[int], tokens: int, blocks: int, block_len: int, block_stride: int) -> list[str]:
-    """Return one message per error in the values of `cu_seqlens`."""
-    lengths = [stop - start for start, stop in pairwise(starts)]
-    problems = []
-    if starts[0] != 0 or starts[-1] != tokens:
-        problems.append(f"cu_seqlens: expected it from 0 to T = {tokens}, got {starts[0]} to {starts[-1]}")
-    if falls := [place for place, length in enumerate(lengths) if length < 0]:
-        first = falls[0]
-        problems.append(
-            f"cu_seqlens: expected it ascending, got {starts[first]} before {starts[first + 1]} at place {first}"
-        )
+    """Return one message per error in the values of `cu_seqlens`, with the number of compressed blocks."""
+    problems = cu_seqlens_value_problems(starts, tokens)
     if not problems:
+        lengths = (stop - start for start, stop in pairwise(starts))
         expected = sum(max(0, (length - block_len) // block_stride + 1) for length in lengths)
         if blocks != expected:
             problems.append(
                 f"branches.compressed: expected the {expected} complete blocks of all sequences of cu_seqlens "
                 f"(block_len {block_len}, block_stride {block_stride}), got {blocks}"
             )
+    return problems
+
+
+def cu_seqlens_value_problems(starts: list[int], tokens: int) -> list[str]:
+    """Return one message per error in the values of `cu_seqlens` for a row of `tokens` tokens."""
+    problems = []
+    if starts[0] != 0 or starts[-1] != tokens:
+        problems.append(f"cu_seqlens: expected it from 0 to T = {tokens}, got {starts[0]} to {starts[-1]}")
+    if falls := [place for place, (start, stop) in enumerate(pairwise(starts)) if stop < start]:
+        first = falls[0]
+        problems.append(
+            f"cu_seqlens: expected it ascending, got {starts[first]} before {starts[first + 1]} at place {first}"
+        )
     return problems
 
 

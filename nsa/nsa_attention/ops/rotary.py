@@ -26,36 +26,38 @@ def is_eager_on_cpu(x_BHTD: Tensor) -> bool:
     return x_BHTD.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
-def rotate_by_tiles(x_BHTD: Tensor, cos_sin_2Tp: Tensor) -> Tensor:
+def rotate_by_tiles(x_BHTD: Tensor, cos_sin: Tensor) -> Tensor:
     """Apply rotary embeddings to `x_BHTD`, and return a contiguous tensor [B, H, T, D].
 
+    `cos_sin` are the cosines and sines of the angles, [2, T, p], or [2, B, 1, T, p] if sequences differ.
     The gradient of `x` has the memory layout [B, T, H, D], in which the backward pass of a projection reads it.
     """
-    rotated_BHTD: Tensor = _rotate(x_BHTD, cos_sin_2Tp, 1.0, False)
+    rotated_BHTD: Tensor = _rotate(x_BHTD, cos_sin, 1.0, False)
     return rotated_BHTD
 
 
 @torch.library.custom_op(f"{NAMESPACE}::rotated", mutates_args=())
-def _rotate(x_BHTD: Tensor, cos_sin_2Tp: Tensor, sign: float, by_token: bool) -> Tensor:
+def _rotate(x_BHTD: Tensor, cos_sin: Tensor, sign: float, by_token: bool) -> Tensor:
     out_BHTD = _empty(x_BHTD, by_token)
-    cosine_Tp, sine_Tp = cos_sin_2Tp.to(x_BHTD.dtype)
+    cosine, sine = cos_sin.to(x_BHTD.dtype)
     batch, heads, tokens, width = x_BHTD.shape
     length = max(1, TILE_ELEMENTS // max(1, batch * heads * width))
 
     def piece(tiles: slice, _: slice) -> None:
         for start in range(tiles.start * length, min(tiles.stop * length, tokens), length):
             span = slice(start, min(start + length, tokens))
-            _rotate_tile(x_BHTD[:, :, span], cosine_Tp[span], sine_Tp[span], sign, out_BHTD[:, :, span])
+            angles = cosine[..., span, :], sine[..., span, :]
+            _rotate_tile(x_BHTD[:, :, span], *angles, sign, out_BHTD[:, :, span])
 
     run_in_threads([partial(piece, *share) for share in split_work(x_BHTD.device, -(-tokens // length))])
     return out_BHTD
 
 
-def _rotate_tile(x_BHTD: Tensor, cosine_Tp: Tensor, sine_Tp: Tensor, sign: float, out_BHTD: Tensor) -> None:
+def _rotate_tile(x_BHTD: Tensor, cosine: Tensor, sine: Tensor, sign: float, out_BHTD: Tensor) -> None:
     """Rotate the pairs of dimensions (i, i + D/2) of a tile, and write them to `out_BHTD`."""
     (first, second), (out_first, out_second) = x_BHTD.chunk(2, -1), out_BHTD.chunk(2, -1)
-    torch.mul(first, cosine_Tp, out=out_first).addcmul_(second, sine_Tp, value=-sign)
-    torch.mul(second, cosine_Tp, out=out_second).addcmul_(first, sine_Tp, value=sign)
+    torch.mul(first, cosine, out=out_first).addcmul_(second, sine, value=-sign)
+    torch.mul(second, cosine, out=out_second).addcmul_(first, sine, value=sign)
 
 
 @_rotate.register_fake
@@ -71,15 +73,15 @@ def _empty(x_BHTD: Tensor, by_token: bool) -> Tensor:
 
 
 def _save_context(ctx: Any, inputs: tuple[Any, ...], **_output: Tensor) -> None:
-    _, cos_sin_2Tp, sign, _ = inputs
-    ctx.save_for_backward(cos_sin_2Tp)
+    _, cos_sin, sign, _ = inputs
+    ctx.save_for_backward(cos_sin)
     ctx.sign = sign
 
 
 def _backward(ctx: Any, grad_BHTD: Tensor) -> tuple[Tensor, None, None, None]:
     """Return the gradient of the input, which is the upstream gradient rotated by the negative angles."""
-    (cos_sin_2Tp,) = ctx.saved_tensors
-    return _rotate(grad_BHTD, cos_sin_2Tp, -ctx.sign, True), None, None, None
+    (cos_sin,) = ctx.saved_tensors
+    return _rotate(grad_BHTD, cos_sin, -ctx.sign, True), None, None, None
 
 
 _rotate.register_autograd(_backward, setup_context=_save_context)

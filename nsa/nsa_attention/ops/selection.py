@@ -60,9 +60,9 @@ class SelectionMemo:
         self._memos[number] = self
 
     @classmethod
-    def lookup(cls, number: Tensor | None) -> SelectionMemo | None:
-        """Return the memo with this number, or None if `number` is None."""
-        return None if number is None else cls._memos[int(number)]
+    def lookup(cls, number: Tensor) -> SelectionMemo:
+        """Return the memo with this number."""
+        return cls._memos[int(number)]
 
 
 def select_blocks(
@@ -115,16 +115,23 @@ def _select(
     starts: Tensor | None,
     ranked_by: str,
 ) -> Tensor:
-    memo = SelectionMemo.lookup(memo_number)
-    if memo is not None and memo.indices is not None:
-        return memo.indices.clone()
     selection = Selection(
         block_len=block_len, block_stride=block_stride, select_len=select_len, select_count=select_count, scale=scale
     )
-    indices = RANKERS[ranked_by](q_BHTD, k_BGSD, selection, lse_BHT, starts)
-    if memo is not None:
-        memo.indices = indices.clone()
-    return indices
+    return remember(memo_number, lambda: RANKERS[ranked_by](q_BHTD, k_BGSD, selection, lse_BHT, starts))
+
+
+def remember(memo_number: Tensor | None, select: Callable[[], Tensor]) -> Tensor:
+    """Return a copy of the indices in the memo with this number. If it has none, store the result of `select` first.
+
+    Without a number, `select` is called each time.
+    """
+    if memo_number is None:
+        return select()
+    memo = SelectionMemo.lookup(memo_number)
+    if memo.indices is None:
+        memo.indices = select()
+    return memo.indices.clone()
 
 
 @_select.register_fake

@@ -53,13 +53,13 @@ def sparse_attention(
     starts = validate_inputs(q_BHTD, pairs, gates_cBHT, selection, window, cu_seqlens)
     places, select_len, scale = selection.select_count, selection.select_len, selection.scale
     # Choose all three before computing anything, so that a missing implementation is an error at once.
-    backend, around = implementation_for(implementation, q_BHTD, *branches.compressed)
-    reader, reads = implementation_for_selected(implementation, q_BHTD, *branches.selected, places, select_len)
-    slider, slides = implementation_for_sliding(implementation, q_BHTD, *branches.sliding)
+    backend, _ = implementation_for(implementation, q_BHTD, *branches.compressed)
+    reader, _ = implementation_for_selected(implementation, q_BHTD, *branches.selected, places, select_len)
+    slider, _ = implementation_for_sliding(implementation, q_BHTD, *branches.sliding)
     if not q_BHTD.numel():
         return _empty_output(q_BHTD, pairs, gates_cBHT)
-    if (fused_operator := combined_operator(around, reads, slides)) is not None:
-        return fused_operator(q_BHTD, pairs, gates_cBHT, selection, window=window, starts=starts)
+    if (combined := combined_operator(implementation, q_BHTD, *pairs)) is not None:
+        return combined[0](q_BHTD, pairs, gates_cBHT, selection, window=window, starts=starts)[0]
     lengths = {"block_len": selection.block_len, "block_stride": selection.block_stride}
     compressed_BHTE, lse_BHT = backend.attend_compressed(
         q_BHTD, *branches.compressed, **lengths, scale=scale, starts=starts

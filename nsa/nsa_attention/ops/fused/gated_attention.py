@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from .. import NAMESPACE
-from ..selection import Selection
+from ..selection import Selection, remember
 from . import lists
 from .gates import GatedBranch, empty_gradients
 from .importance import select_by_importance
@@ -37,6 +37,7 @@ from .spanned import (
 from .spanned_kernels import spanned_forward
 
 _SELECTED = 1  # the branch among the three
+_INDICES = -2  # the indices of the selected blocks among the results of the operator
 
 
 def gated_attention(
@@ -50,8 +51,27 @@ def gated_attention(
 ) -> Tensor:
     """Return the output [B, T, H, E] of native sparse attention: the gated sum of its three branches.
 
-    There must be at least one token, and `selection.select_count` must be at least 3. Raises CannotLaunchError for
-    tensors that the kernels do not support.
+    Raises the same errors as `gated_attention_and_indices`.
+    """
+    return gated_attention_and_indices(q_BHTD, pairs, gates_cBHT, selection, window=window, starts=starts)[0]
+
+
+def gated_attention_and_indices(
+    q_BHTD: Tensor,
+    pairs: Sequence[tuple[Tensor, Tensor]],
+    gates_cBHT: Tensor,
+    selection: Selection,
+    *,
+    window: int,
+    starts: Tensor | None = None,
+    memo_number: Tensor | None = None,
+    indices_BGTn: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Return the gated sum [B, T, H, E] of the three branches, and the indices [B, G, T, n] of the selected blocks.
+
+    `memo_number` identifies a SelectionMemo, if there is one. `indices_BGTn` selects the blocks; None selects the most
+    important ones. There must be at least one token, and `selection.select_count` must be at least 3. Raises
+    CannotLaunchError for tensors that the kernels do not support.
     """
     for pair in pairs:
         check_attention(spanned_forward, q_BHTD, *pair)
@@ -70,9 +90,10 @@ def gated_attention(
         selection.select_count,
         window,
         selection.scale,
+        memo_number,
+        indices_BGTn,
     )
-    output_BTHE: Tensor = result[0]
-    return output_BTHE
+    return result[0], result[_INDICES]
 
 
 @torch.library.custom_op(f"{NAMESPACE}::gated", mutates_args=())
@@ -88,6 +109,8 @@ def _gated_attention(
     select_count: int,
     window: int,
     scale: float,
+    memo_number: Tensor | None = None,
+    given_indices: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Return the gated sum of the three branches' outputs, followed by the tensors that the backward pass needs."""
     compressed_pair, selected_pair, sliding_pair = _pairs(keys_values)
@@ -100,7 +123,11 @@ def _gated_attention(
         scale=scale,
     )
     compressed_result = spanned_output(q_BHTD, *compressed_pair, spans_by_branch[0], scale)
-    indices_BGTn = select_by_importance(q_BHTD, compressed_pair[0], compressed_result[1], selection, starts=starts)
+    if given_indices is None:
+        ranking = (q_BHTD, compressed_pair[0], compressed_result[1], selection)
+        indices_BGTn = remember(memo_number, lambda: select_by_importance(*ranking, starts=starts))
+    else:
+        indices_BGTn = given_indices.clone()  # an operator must not return its inputs
     queries = tile_queries(q_BHTD, selected_pair[0])
     union_NxW = lists.unions(indices_BGTn, select_len=select_len, queries=queries, starts=starts)
     selected_result = selected_output(q_BHTD, *selected_pair, indices_BGTn, union_NxW, select_len, scale)
@@ -212,7 +239,7 @@ def _(
 
 
 def _save_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    q_BHTD, keys_values, gates_cBHT, spans, starts, block_len, block_stride, select_len, _, window, scale = inputs
+    q_BHTD, keys_values, gates_cBHT, spans, starts, block_len, block_stride, select_len, _, window, scale, *_ = inputs
     ctx.save_for_backward(q_BHTD, gates_cBHT, starts, *keys_values, *spans, *output[1:])
     ctx.numbers = (block_len, block_stride, select_len, window, scale)
     ctx.mark_non_differentiable(*output[1:])
@@ -220,8 +247,9 @@ def _save_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...])
 
 
 def _backward(ctx: Any, grad_BTHE: Tensor | None, *_: None) -> tuple[Any, ...]:
-    needs_q, needs_kv, needs_gates, *_ = ctx.needs_input_grad
-    nothing = ([None] * 8, *[None] * 7)  # no gradients for spans, starts and lengths
+    # torch omits arguments that have their default values.
+    needs_q, needs_kv, needs_gates, needs_spans, *others = ctx.needs_input_grad
+    nothing = ([None] * len(needs_spans), *[None] * len(others))
     if grad_BTHE is None:
         return None, [None] * len(needs_kv), None, *nothing
     q_BHTD, gates_cBHT, starts, *saved_tensors = ctx.saved_tensors
