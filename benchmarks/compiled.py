@@ -178,7 +178,6 @@ def _separate_operators(shape: Shape, dtype: torch.dtype) -> Iterator[Callable[[
     lengths = {"block_len": shape.block_len, "block_stride": shape.block_stride}
     lse = torch.empty(1, shape.heads, shape.tokens)
     indices = torch.zeros(1, shape.groups, shape.tokens, shape.select_count, dtype=torch.int32)
-    outputs = [_leaf(dtype, shape.heads, shape.tokens, shape.value_width) for _ in range(3)]
 
     def run_backward(output: Tensor, leaves: Sequence[Tensor]) -> None:
         torch.autograd.grad(output, leaves, torch.empty_like(output))
@@ -199,10 +198,7 @@ def _separate_operators(shape: Shape, dtype: torch.dtype) -> Iterator[Callable[[
         output, _ = backend.attend_sliding(q, *sliding_pair, window=shape.window, scale=selection.scale)
         run_backward(output, [q, *sliding_pair])
 
-    def run_mix() -> None:
-        run_backward(backend.mix(outputs, inputs.gates), [*outputs, inputs.gates])
-
-    yield from (run_compressed, run_importance, run_selected, run_sliding, run_mix)
+    yield from (run_compressed, run_importance, run_selected, run_sliding)
 
 
 @dataclass(frozen=True, kw_only=True)

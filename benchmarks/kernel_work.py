@@ -168,7 +168,7 @@ def _partial_sum_work(launch: Launch, shape: Shape, indices: Tensor) -> Work:
 def _mix_work(launch: Launch, shape: Shape, _: Tensor) -> Work:
     output = shape.tokens * shape.heads * shape.value_width * HALF
     gates = 3 * shape.tokens * shape.heads * HALF
-    return _loopless_work(launch, 4 * output + gates if launch.name == "mix_forward" else 7 * output + 2 * gates)
+    return _loopless_work(launch, 4 * output + gates)
 
 
 def _union_work(launch: Launch, shape: Shape, _: Tensor) -> Work:
@@ -236,7 +236,6 @@ _KERNELS: dict[str, Callable[[Launch, Shape, Tensor], Work]] = {
     "selected_backward_keys": _selected_key_work,
     "selected_backward_sum": _partial_sum_work,
     "mix_forward": _mix_work,
-    "mix_backward": _mix_work,
 }
 
 

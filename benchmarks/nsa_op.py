@@ -49,6 +49,7 @@ from benchmarks.synthetic_selections import make_selections, neighbour_overlap  
 from nsa_attention.checkpoints.load import read_weights  # noqa: E402
 from nsa_attention.config import Implementation  # noqa: E402
 from nsa_attention.ops.dispatch import implementation_for, implementation_for_selected  # noqa: E402
+from nsa_attention.ops.mixing import gated_sum  # noqa: E402
 from nsa_attention.ops.selection import Selection  # noqa: E402
 from nsa_attention.ops.sparse_attention import KeysAndValues, sparse_attention  # noqa: E402
 from nsa_attention.world import CannotRunError  # noqa: E402
@@ -141,7 +142,7 @@ def with_named_selections(inputs: Inputs, selections: dict[str, Tensor]) -> Iter
         compressed_output, lse = backend.attend_compressed(q, *branches.compressed, **lengths, scale=scale)
         backend.select(q.detach(), branches.compressed[0].detach(), lse, selection)
         sliding_output, _ = backend.attend_sliding(q, *branches.sliding, window=shape.window, scale=scale)
-        return backend.mix((compressed_output, attend_selected(indices), sliding_output), inputs.gates)
+        return gated_sum((compressed_output, attend_selected(indices), sliding_output), inputs.gates)
 
     for name, indices in selections.items():
         yield f"nsa.selected, {name}", partial(attend_selected, indices)
@@ -198,7 +199,7 @@ def our_parts(inputs: Inputs) -> Iterator[tuple[str, Forward]]:
         lambda: backend.attend_sliding(inputs.q, *branches.sliding, window=shape.window, scale=scale)[0],
     )
     leaves = [output.detach().clone().requires_grad_() for _ in range(3)]
-    yield "nsa.mix", lambda: backend.mix(leaves, inputs.gates)
+    yield "nsa.mix", lambda: gated_sum(leaves, inputs.gates)
     print(f"nsa runs by {used.name}: {used.reason}", file=sys.stderr)
 
 

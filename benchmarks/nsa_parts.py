@@ -30,6 +30,7 @@ from nsa_attention.attention import (
 from nsa_attention.config import Attention, Implementation, NSAConfig
 from nsa_attention.model import Block
 from nsa_attention.ops.dispatch import implementation_for, implementation_for_selected
+from nsa_attention.ops.mixing import gated_sum
 from nsa_attention.ops.selection import Selection
 
 Run = Callable[..., Tensor]
@@ -149,8 +150,7 @@ def _branches(
 
 def _gated_sum(gate: GateMLP) -> Run:
     def run(x: Tensor, *outputs: Tensor) -> Tensor:
-        backend, _ = implementation_for(Implementation.AUTO, outputs[0], outputs[0], outputs[0])
-        return backend.mix(list(outputs), gate(x).squeeze(-1)).flatten(2)
+        return gated_sum(outputs, gate(x).squeeze(-1)).flatten(2)
 
     return run
 

@@ -22,15 +22,17 @@ from torch.nn import functional
 
 from .config import Branch, Compression, Implementation, LayerConfig, layer_mistakes
 from .ops.dispatch import (
+    PLAIN_SUM,
     UsedImplementation,
     combined_operator,
     implementation_for,
-    implementation_for_select_and_mix,
+    implementation_for_select,
     implementation_for_selected,
     implementation_for_sliding,
     require_implementation,
 )
 from .ops.input_validation import cu_seqlens_form_problems, cu_seqlens_value_problems
+from .ops.mixing import gated_sum
 from .ops.packed import PackedLayout, packed_layout
 from .ops.rotary import is_eager_on_cpu, rotate_by_tiles
 from .ops.selection import Selection
@@ -197,7 +199,8 @@ class NSAttention(nn.Module):
             ranking_keys = pairs[Branch.CMP][0] if Branch.CMP in raw else None
         if (together := self._attend_together(x, q_BHTD, pairs, context)) is not None:
             return self.out_proj(together.flatten(2))
-        layout, outputs, lse_BHT = context.layout, list[Tensor](), None
+        outputs: list[Tensor] = []
+        layout, lse_BHT = context.layout, None
         for branch, pair in pairs.items():
             if branch is Branch.CMP:
                 output, lse_BHT = self.cmp(q_BHTD, *pair, layout)
@@ -262,9 +265,8 @@ class NSAttention(nn.Module):
 
     def mix(self, x: Tensor, outputs: Sequence[Tensor]) -> Tensor:
         """Sum the branch outputs [B, H, T, E], weighted by the gates, and project the sum to [B, T, M]."""
-        backend, used = implementation_for_select_and_mix(self.implementation, outputs[0], outputs[0], outputs[0])
-        count_run(self.gate_mlp.runs, used)
-        return self.out_proj(backend.mix(outputs, self.gates(x)).flatten(2))
+        count_run(self.gate_mlp.runs, PLAIN_SUM)
+        return self.out_proj(gated_sum(outputs, self.gates(x)).flatten(2))
 
     def gates(self, x: Tensor) -> Tensor:
         """Return the gate of each branch and head, between 0 and 1, shape [branches, B, H, T]."""
@@ -492,7 +494,7 @@ class BlockSelector(nn.Module):
             self.positions_T = layout.positions_T
         if indices_BGTn is not None:
             return indices_BGTn
-        backend, used = implementation_for_select_and_mix(self.implementation, q_BHTD, keys_BGSD, keys_BGSD)
+        backend, used = implementation_for_select(self.implementation, q_BHTD, keys_BGSD, keys_BGSD)
         count_run(self.runs, used)
         return backend.select(q_BHTD, keys_BGSD, lse_BHT, self.selection, memo_number, layout and layout.starts)
 

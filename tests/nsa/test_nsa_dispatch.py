@@ -25,7 +25,7 @@ from nsa_attention.ops.backends import SlidingBackend, flash_attn_sliding, torch
 from nsa_attention.ops.dispatch import (
     MissingImplementationError,
     implementation_for,
-    implementation_for_select_and_mix,
+    implementation_for_select,
     implementation_for_selected,
     implementation_for_sliding,
 )
@@ -174,7 +174,7 @@ def test_the_flash_attention_of_others_is_for_the_sliding_branch_on_a_gpu(wanted
     ways: list[Callable[[], object]] = [
         lambda: implementation_for_sliding(wanted, q, k, v),
         lambda: implementation_for(wanted, q, k, v),
-        lambda: implementation_for_select_and_mix(wanted, q, k, v),
+        lambda: implementation_for_select(wanted, q, k, v),
         lambda: implementation_for_selected(wanted, q, k, v, 4, 4),
         lambda: TinyLM.from_config(CI, wanted)(torch.zeros(1, 9, dtype=torch.long)),
         lambda: TinyLM.from_config(replace(CI, branches=(Branch.WIN,)), wanted)(torch.zeros(1, 9, dtype=torch.long)),

@@ -6,11 +6,11 @@ from collections.abc import Iterable
 from dataclasses import fields, replace
 from itertools import combinations
 
+import nsa_reference as reference
 import pytest
 import torch
 from torch import Tensor, nn
 
-from nsa_attention import reference
 from nsa_attention.attention import BlockSelector, NSAttention, TokenContext, rotary_cos_sin, rotary_frequencies
 from nsa_attention.config import ALL_BRANCHES, CI, SHAPES, Attention, Branch, Compression, Implementation, NSAConfig
 from nsa_attention.model import Block, Recompute, TinyLM, count_parameters

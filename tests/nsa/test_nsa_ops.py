@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import nsa_reference as reference
 import pytest
 import torch
 from torch import Tensor
 
-from nsa_attention import reference
 from nsa_attention.ops import attend, blockwise, kernels
 from nsa_attention.ops.attend import CompletedBlocks, compressed_attention, selected_attention, sliding_attention
 from nsa_attention.ops.backends import TiledBackend

@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 from nsa_attention.config import Attention, Implementation, NSAConfig
 from nsa_attention.model import TinyLM
+from nsa_attention.ops import mixing
 from nsa_attention.ops.attend import CompletedBlocks, selected_attention
 from nsa_attention.ops.blockwise import blockwise
 from nsa_attention.ops.fused import gated_attention, importance, launch, lists, mix, selected, spanned
@@ -67,7 +68,7 @@ def by_blocks(tokens: int, select_len: int, scale: float) -> Operation:
 
 def by_gates(tokens: int, _: int, scale: float) -> Operation:
     gates = torch.rand(2, 1, 2, tokens, dtype=torch.float64)
-    return lambda q, _k, _v: mix.mix_branches([q, scale * q], gates)
+    return lambda q, _k, _v: mixing.mix_by_tiles([q, scale * q], gates)
 
 
 def by_all_at_once(tokens: int, select_len: int, scale: float) -> Operation:
@@ -161,8 +162,7 @@ class Planned:
         selection = Selection(block_len=6, block_stride=3, select_len=5, select_count=4, scale=0.25)
         importance.select_by_importance(q.half(), keys.half(), lse, selection, starts=starts)
         gates = torch.empty(3, 1, heads, tokens, **numbers)
-        mixed = mix._mix._init_fn(outputs, gates)
-        mix._mix_backward._init_fn(mixed, outputs, gates)
+        mix.weighted_sum(outputs, gates)
         return list(self.grids)
 
     def _spanned(self, q: Tensor, keys: int, groups: int, values: int, seen: spanned.Spans) -> Tensor:
@@ -205,14 +205,13 @@ def test_no_launch_waits_for_a_value_from_the_device(planned: Planned, packed: b
         "selected_backward_keys",
         "selected_backward_sum",
         "mix_forward",
-        "mix_backward",
     }
 
 
 def test_a_pass_has_as_many_launches_for_any_number_of_heads_and_tokens(planned: Planned) -> None:
     few, many = planned.run(tokens=40, heads=2, groups=1), planned.run(tokens=5000, heads=64, groups=8)
     assert [name for name, _ in few] == [name for name, _ in many]
-    assert len(few) == 16
+    assert len(few) == 15
 
 
 def test_one_program_holds_all_values_of_its_rows(planned: Planned) -> None:

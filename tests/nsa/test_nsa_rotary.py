@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import nsa_reference as reference
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsa_attention import attention, reference
+from nsa_attention import attention
 from nsa_attention.attention import rotary_cos_sin, rotary_frequencies, rotate, split_heads
 from nsa_attention.ops import rotary
 

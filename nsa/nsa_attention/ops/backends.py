@@ -10,7 +10,7 @@ one row, D key width, E value width, n selected blocks per query.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
@@ -26,9 +26,7 @@ from .attend import (
     sliding_attention,
 )
 from .kernels import BlockwiseKernel, Kernel
-from .mixing import mix_by_tiles
 from .packed import apply_per_sequence
-from .rotary import is_eager_on_cpu
 from .selection import Selection, select_blocks
 
 OutputAndLse = tuple[Tensor, Tensor]
@@ -36,7 +34,7 @@ Starts: TypeAlias = Tensor | None
 
 
 class Backend(Protocol):
-    """An implementation of all attention branches, of block selection and of the gated sum of the branches.
+    """An implementation of all attention branches and of block selection.
 
     Queries are [B, H, T, D]. Each branch returns its output [B, H, T, E] and log-sum-exp [B, H, T].
     docs/internals/nsa/mathematics.md defines which keys a query attends to.
@@ -74,9 +72,6 @@ class Backend(Protocol):
 
         `k` are the compressed keys, `lse` the log-sum-exp of the compressed branch, or None.
         """
-
-    def mix(self, outputs: Sequence[Tensor], gates_cBHT: Tensor) -> Tensor:
-        """Return the sum of the branch outputs, weighted by their gates, shape [B, T, H, E] (NSA paper, eq. 5)."""
 
 
 class SlidingAttention(Protocol):
@@ -154,16 +149,6 @@ class TiledBackend:
         starts: Starts = None,
     ) -> Tensor:
         return select_blocks(q, k, selection, memo_number, starts=starts)
-
-    def mix(self, outputs: Sequence[Tensor], gates_cBHT: Tensor) -> Tensor:
-        # Like the fused kernel, return the dtype of the branches; gates may have a different dtype.
-        if is_eager_on_cpu(outputs[0]):
-            return mix_by_tiles(outputs, gates_cBHT).to(outputs[0].dtype)
-        gates = gates_cBHT.unsqueeze(-1)
-        mixed_BHTE = outputs[0] * gates[0]
-        for output, gate in zip(outputs[1:], gates[1:], strict=True):
-            mixed_BHTE = torch.addcmul(mixed_BHTE, output, gate)
-        return mixed_BHTE.to(outputs[0].dtype).transpose(1, 2)
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ from .blockwise import minimum_tokens, reason_blockwise_is_slower
 from .dense import DenseBackend
 from .fused import MAX_HEADS_PER_GROUP, MAX_WIDTH
 from .kernels import KERNELS, BlockwiseKernel, EagerKernel, FusedCpuKernel, fused_cpu_reason
+from .mixing import gated_sum
 from .paged_attention import PagedAttentionConfig, PagedRows, outputs_of_branches
 from .per_token import PerTokenLoop
 
@@ -56,6 +57,7 @@ _EAGER, _FUSED_CPU, _BLOCKWISE = (
     TiledBackend(KERNELS[kernel.name]) for kernel in (EagerKernel, FusedCpuKernel, BlockwiseKernel)
 )
 _DENSE = DenseBackend(KERNELS[EagerKernel.name])
+PLAIN_SUM = UsedImplementation("eager", "the only one for the sum of separate branches")
 
 
 def implementation_for(
@@ -80,10 +82,10 @@ def implementation_for(
     return _fastest(q_BHTD, k_BGSD, v_BGSE)
 
 
-def implementation_for_select_and_mix(
+def implementation_for_select(
     requested: Implementation, q_BHTD: Tensor, k_BGSD: Tensor, v_BGSE: Tensor
 ) -> tuple[Backend, UsedImplementation]:
-    """Return the backend for block selection and the gated sum, and the reason for choosing it."""
+    """Return the backend for block selection, and the reason for choosing it."""
     backend, used = implementation_for(requested, q_BHTD, k_BGSD, v_BGSE)
     return (
         (_EAGER, UsedImplementation("eager", "auto: the only one on a CPU"))
@@ -172,7 +174,7 @@ def implementation_for_paged(
     """
     if requested not in (Implementation.AUTO, Implementation.EAGER, Implementation.TRITON):
         _raise_if_unavailable(requested, "pages are read by plain torch or by the fused kernels")
-    _, used = implementation_for_select_and_mix(requested, q_1HRD, k_pGPD, v_pGPE)
+    _, used = implementation_for_select(requested, q_1HRD, k_pGPD, v_pGPE)
     if used.name != "triton":
         return _attend_pages_in_torch, used
     attend: PagedAttention = _fused_module("paged_attention").attend_pages
@@ -180,7 +182,7 @@ def implementation_for_paged(
 
 
 def _attend_pages_in_torch(q_1HRD: Tensor, gates_c1HR: Tensor, rows: PagedRows, config: PagedAttentionConfig) -> Tensor:
-    return _EAGER.mix(outputs_of_branches(q_1HRD, rows, config), gates_c1HR)
+    return gated_sum(outputs_of_branches(q_1HRD, rows, config), gates_c1HR)
 
 
 def example_tensors(config: LayerConfig, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:

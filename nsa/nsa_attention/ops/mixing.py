@@ -1,4 +1,4 @@
-"""The gated sum of the branch outputs on a CPU, in tiles that fit into its cache (NSA paper, eq. 5).
+"""The gated sum of the outputs of separate branches (NSA paper, eq. 5), on a CPU in tiles that fit into its cache.
 
 The sum is written as [B, T, H, E], the order in which the output projection reads it. In the backward pass, each tile
 of the upstream gradient is used for all branches: for the gradient of each output, and of each gate (a sum over E).
@@ -17,7 +17,21 @@ from torch import Tensor
 
 from . import NAMESPACE
 from .cpu_threads import run_in_threads, split_work
-from .rotary import TILE_ELEMENTS
+from .rotary import TILE_ELEMENTS, is_eager_on_cpu
+
+
+def gated_sum(outputs: Sequence[Tensor], gates_cBHT: Tensor) -> Tensor:
+    """Return the sum of the branch outputs [B, H, T, E], weighted by their gates, shape [B, T, H, E].
+
+    The sum has the dtype of the branches; gates may have a different dtype.
+    """
+    if is_eager_on_cpu(outputs[0]):
+        return mix_by_tiles(outputs, gates_cBHT).to(outputs[0].dtype)
+    gates = gates_cBHT.unsqueeze(-1)
+    mixed_BHTE = outputs[0] * gates[0]
+    for output, gate in zip(outputs[1:], gates[1:], strict=True):
+        mixed_BHTE = torch.addcmul(mixed_BHTE, output, gate)
+    return mixed_BHTE.to(outputs[0].dtype).transpose(1, 2)
 
 
 def mix_by_tiles(outputs: Sequence[Tensor], gates_cBHT: Tensor) -> Tensor:

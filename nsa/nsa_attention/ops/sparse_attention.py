@@ -13,6 +13,7 @@ from torch import Tensor
 from ..config import Implementation
 from .dispatch import combined_operator, implementation_for, implementation_for_selected, implementation_for_sliding
 from .input_validation import validate_inputs
+from .mixing import gated_sum
 from .selection import Selection
 
 
@@ -69,7 +70,7 @@ def sparse_attention(
         q_BHTD, *branches.selected, indices, select_len=select_len, scale=scale, starts=starts
     )
     sliding_BHTE, _ = slider.attend_sliding(q_BHTD, *branches.sliding, window=window, scale=scale, starts=starts)
-    return backend.mix((compressed_BHTE, selected_BHTE, sliding_BHTE), gates_cBHT)
+    return gated_sum((compressed_BHTE, selected_BHTE, sliding_BHTE), gates_cBHT)
 
 
 def _empty_output(q_BHTD: Tensor, pairs: tuple[tuple[Tensor, Tensor], ...], gates_cBHT: Tensor) -> Tensor:

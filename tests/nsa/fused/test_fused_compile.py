@@ -27,9 +27,9 @@ KERNELS = {
     "selected_backward_sum",
     "mix_forward",
 }
-APART = KERNELS | {"mix_backward"}  # with an operator for each branch and one for the sum
+APART = KERNELS - {"mix_forward"}  # with an operator for each branch; torch computes the sum
 LISTS = {"selected_unions", "selected_keys", "selected_segments"}
-WITHOUT_PRODUCTS = LISTS | {"selected_backward_sum", "mix_forward", "mix_backward"}
+WITHOUT_PRODUCTS = LISTS | {"selected_backward_sum", "mix_forward"}
 RECORD = Path(__file__).resolve().parents[3] / "benchmarks" / "results" / "kernel_model.json"
 GROWTH = 1.1
 FEW = 3  # instructions, so that short loops may move a little
@@ -40,11 +40,10 @@ NARROW = {
     "selected_backward_queries": ["places"],
     "selected_backward_keys": ["length"],
     "mix_forward": ["tokens"],
-    "mix_backward": ["tokens"],
     "spanned_backward_keys": ["batch_groups", "parts"],
 }
 # Accesses of 16 bytes a thread in the first choice of tiles: what a tile of rows is moved by, unrolled.
-WIDE = dict.fromkeys(APART - LISTS, 8)
+WIDE = dict.fromkeys(KERNELS - LISTS, 8)
 
 
 def compiled(tmp_path: Path, way: str, capability: int, dtype: str, *numbers: int) -> list[dict[str, Any]]:
@@ -124,8 +123,8 @@ def test_after_the_warm_up_no_step_of_any_length_compiles_a_kernel(
     warm_up, packed, *steps, unaligned = map(json.loads, done.stdout.splitlines())
     # Two branches go by tiles of their own, and parts of a gradient are of another dtype than the whole. At once one
     # branch writes the gradient of the queries, and the others add to it.
-    own = ["mix_backward"] if numbers[0] == "apart" else ["spanned_backward_queries"]
-    assert sorted(warm_up["new"]) == sorted([*KERNELS, *own, "spanned_forward", *["spanned_backward_keys"] * 3])
+    own = APART if numbers[0] == "apart" else [*KERNELS, "spanned_backward_queries"]
+    assert sorted(warm_up["new"]) == sorted([*own, "spanned_forward", *["spanned_backward_keys"] * 3])
     # By tables of where a sequence or its blocks begin, which without documents are none.
     assert {*packed["new"]} == {"ranked_blocks", "selected_backward_keys", "selected_backward_sum", *LISTS}
     assert {step["tokens"] % 16 for step in steps if not step["packed"]} == set(range(16))

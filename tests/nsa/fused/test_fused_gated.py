@@ -20,6 +20,7 @@ from nsa_attention.ops.fused import gated_attention as gated
 from nsa_attention.ops.fused.backend import FusedBackend
 from nsa_attention.ops.fused.gated_attention import gated_attention
 from nsa_attention.ops.fused.launch import CannotLaunchError, Tile
+from nsa_attention.ops.mixing import gated_sum
 from nsa_attention.ops.selection import Selection
 from nsa_attention.ops.sparse_attention import KeysAndValues, sparse_attention
 
@@ -102,7 +103,7 @@ def apart(of: Inputs, backend: Any = None) -> Tensor:
     indices = backend.select(of.q.detach(), compressed[0].detach(), lse, SELECTION, starts=of.starts)
     second, _ = backend.attend_selected(of.q, *chosen, indices, select_len=5, **numbers)
     third, _ = backend.attend_sliding(of.q, *sliding, window=WINDOW, **numbers)
-    return backend.mix((first, second, third), of.gates)
+    return gated_sum((first, second, third), of.gates)
 
 
 def with_gradients(operation: Callable[[Inputs], Tensor], of: Inputs, upstream: Tensor) -> list[Tensor]:

@@ -27,6 +27,7 @@ from nsa_attention.ops.backends import Backend
 from nsa_attention.ops.dispatch import flash_reason, implementation_for, implementation_for_sliding, torch_flash_reason
 from nsa_attention.ops.fused import launch, tuning
 from nsa_attention.ops.fused.gated_attention import gated_attention
+from nsa_attention.ops.mixing import gated_sum
 from nsa_attention.ops.selection import Selection
 from nsa_attention.parallelize import checkpoint_layers, compile_layers
 from nsa_attention.warmup import warm_up
@@ -127,7 +128,7 @@ def all_at_once(problem: Problem) -> None:
             first, _ = plain.attend_compressed(q, k_blocks, v_blocks, **lengths, scale=scale)
             second, _ = plain.attend_selected(q, k, v, indices, select_len=shape.select_len, scale=scale)
             third, _ = plain.attend_sliding(q, k_last, v_last, window=shape.window, scale=scale)
-            output = plain.mix((first, second, third), weights)
+            output = gated_sum((first, second, third), weights)
         return [output.detach(), *torch.autograd.grad(output, leaves, upstream.to(dtype))]
 
     ours, theirs, truth = results(problem.dtype, at_once=True), results(problem.dtype), results(torch.float64)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import nsa_reference as reference
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from nsa_attention import reference
 from nsa_attention.ops.attend import CompletedBlocks
 from nsa_attention.ops.fused import importance as fused
 from nsa_attention.ops.fused.backend import FusedBackend

@@ -144,6 +144,14 @@ def test_the_backward_pass_can_be_followed_through_the_branches(
     assert {f"[MODULE-BWD] step=4 blocks.0.attn.{name}" for name in ("cmp", "sel", "win")} <= set(lines)
 
 
+def test_a_compiler_traces_the_layer_whole(attention: NSAttention) -> None:
+    x = tokens(attention.config)
+    expected = step(attention, x)  # Triton is imported at the first call
+    attention.compile(backend="aot_eager", fullgraph=True)
+    for ours, theirs in zip(step(attention, x), expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=TOLERANCE)
+
+
 def saved_bytes(run: Callable[[], Tensor], model: nn.Module) -> int:
     """What is kept for the backward pass, each storage once and without the parameters."""
     own = {parameter.untyped_storage()._cdata for parameter in model.parameters()}

@@ -73,8 +73,8 @@ def tokens(config: NSAConfig) -> Tensor:
     ("branches", "kernels"),
     [
         ((Branch.CMP, Branch.SEL, Branch.WIN), ATTENTION | SELECTED | {"mix_forward"}),
-        ((Branch.SEL,), {"spanned_forward"} | SELECTED | {"mix_forward", "mix_backward"}),
-        ((Branch.WIN,), ATTENTION | {"mix_forward", "mix_backward"}),
+        ((Branch.SEL,), {"spanned_forward"} | SELECTED),
+        ((Branch.WIN,), ATTENTION),
     ],
     ids=["all", "sel", "win"],
 )

@@ -10,11 +10,10 @@ import torch
 from torch import Tensor
 
 from nsa_attention.config import ALL_BRANCHES, Branch
-from nsa_attention.ops.backends import TiledBackend
 from nsa_attention.ops.fused import paged_attention as fused
 from nsa_attention.ops.fused.launch import CannotLaunchError, Tile, launches
 from nsa_attention.ops.fused.paged_attention import attend_and_select, attend_pages
-from nsa_attention.ops.kernels import EagerKernel
+from nsa_attention.ops.mixing import gated_sum
 from nsa_attention.ops.paged_attention import PagedAttentionConfig, PagedRows, outputs_of_branches
 from nsa_attention.ops.selection import EMPTY, Selection, best_blocks
 
@@ -60,7 +59,7 @@ def pages(
 
 
 def by_torch(q: Tensor, gates: Tensor, rows: PagedRows, decided: PagedAttentionConfig) -> Tensor:
-    return TiledBackend(EagerKernel()).mix(outputs_of_branches(q, rows, decided), gates)
+    return gated_sum(outputs_of_branches(q, rows, decided), gates)
 
 
 def as_dtype(rows: PagedRows, dtype: torch.dtype) -> PagedRows:

@@ -6,13 +6,13 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
+import nsa_reference as reference
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from nsa_attention import reference
 from nsa_attention.ops.attend import selected_attention
 from nsa_attention.ops.fused import selected as fused
 from nsa_attention.ops.fused.launch import CannotLaunchError, Tile, launches

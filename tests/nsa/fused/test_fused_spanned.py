@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import nsa_reference as reference
 import pytest
 import torch
 from hypothesis import given, settings
@@ -12,7 +13,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from nsa_attention import reference
 from nsa_attention.ops.attend import compressed_attention, sliding_attention
 from nsa_attention.ops.backends import TiledBackend
 from nsa_attention.ops.fused import descriptors, launch, spanned, tuning

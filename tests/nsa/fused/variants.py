@@ -33,6 +33,7 @@ sys.path.insert(0, str(ROOT))
 from nsa_attention.ops.fused import descriptors, spanned, tuning  # noqa: E402
 from nsa_attention.ops.fused.backend import FusedBackend  # noqa: E402
 from nsa_attention.ops.fused.gated_attention import gated_attention  # noqa: E402
+from nsa_attention.ops.mixing import gated_sum  # noqa: E402
 from nsa_attention.ops.packed import compressed_starts  # noqa: E402
 from nsa_attention.ops.selection import Selection  # noqa: E402
 
@@ -98,7 +99,7 @@ def apart(
     indices = backend.select(q.detach(), of_blocks[0].detach(), lse, selection, starts=starts)
     selected, _ = backend.attend_selected(q, *chosen, indices, select_len=SELECT_LEN, scale=scale, starts=starts)
     sliding, _ = backend.attend_sliding(q, *last, window=WINDOW, scale=scale, starts=starts)
-    return backend.mix((output, selected, sliding), gates)
+    return gated_sum((output, selected, sliding), gates)
 
 
 def main(words: list[str]) -> None:

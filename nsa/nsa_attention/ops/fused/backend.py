@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from torch import Tensor
 
 from ..selection import RANKERS, Selection, select_blocks
 from .importance import select_by_importance
-from .mix import mix_branches
 from .selected import fused_selected_attention
 from .spanned import cached_block_spans, cached_window_spans, spanned_attention
 
@@ -59,9 +56,6 @@ class FusedBackend:
         self, q: Tensor, k: Tensor, v: Tensor, *, window: int, scale: float, starts: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         return spanned_attention(q, k, v, cached_window_spans(q, window, starts), scale)
-
-    def mix(self, outputs: Sequence[Tensor], gates_cBHT: Tensor) -> Tensor:
-        return mix_branches(outputs, gates_cBHT)
 
 
 def _select_with_fused_kernel(

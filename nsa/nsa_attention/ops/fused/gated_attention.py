@@ -132,7 +132,7 @@ def _gated_attention(
     union_NxW = lists.unions(indices_BGTn, select_len=select_len, queries=queries, starts=starts)
     selected_result = selected_output(q_BHTD, *selected_pair, indices_BGTn, union_NxW, select_len, scale)
     sliding_result = spanned_output(q_BHTD, *sliding_pair, spans_by_branch[1], scale)
-    output_BTHE = weighted_sum([compressed_result[0], selected_result[0], sliding_result[0]], gates_cBHT)
+    output_BTHE = weighted_sum((compressed_result[0], selected_result[0], sliding_result[0]), gates_cBHT)
     return output_BTHE, *compressed_result, *selected_result, *sliding_result, indices_BGTn, union_NxW
 
 

@@ -1,4 +1,4 @@
-"""A reference implementation of NSA (arXiv 2502.11089) as plain loops over queries, for tests only.
+"""A reference implementation of NSA (arXiv 2502.11089) as plain loops over queries.
 
 Each function computes in the dtype of its inputs and takes one sequence, without a batch dimension. `weights` maps the
 names of the model's state_dict to tensors.
