@@ -17,20 +17,13 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.synthetic_selections import make_selections
-from nsa_attention.attention import (
-    GateMLP,
-    NSAttention,
-    VanillaAttention,
-    rotary_cos_sin,
-    rotary_frequencies,
-    rotate,
-    rotate_blocks,
-    split_heads,
-)
+from nsa_attention.attention import GateMLP, NSAttention, VanillaAttention, split_heads
+from nsa_attention.compression import rotate_blocks
 from nsa_attention.config import Attention, Implementation, NSAConfig
 from nsa_attention.model import Block
 from nsa_attention.ops.dispatch import implementation_for, implementation_for_selected
 from nsa_attention.ops.mixing import gated_sum
+from nsa_attention.ops.rotary import rotary_cos_sin, rotary_frequencies, rotate
 from nsa_attention.ops.selection import Selection
 
 Run = Callable[..., Tensor]

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from .compression import PHI, rotate_blocks, split_into_blocks
 from .config import Branch, Compression, Implementation, LayerConfig, layer_mistakes
 from .ops.dispatch import (
     PLAIN_SUM,
@@ -34,7 +35,7 @@ from .ops.dispatch import (
 from .ops.input_validation import cu_seqlens_form_problems, cu_seqlens_value_problems
 from .ops.mixing import gated_sum
 from .ops.packed import PackedLayout, packed_layout
-from .ops.rotary import is_eager_on_cpu, rotate_by_tiles
+from .ops.rotary import cos_sin_at, rotary_frequencies, rotate
 from .ops.selection import Selection
 from .ops.table_cache import cached_table
 
@@ -370,54 +371,6 @@ class GateMLP(nn.Linear):
         return torch.sigmoid(logits).unflatten(-1, (-1, self.heads)).permute(2, 0, 3, 1).unsqueeze(-1)
 
 
-class BlockMean(nn.Module):
-    """A module that compresses each block of tokens to the mean of its vectors."""
-
-    def __init__(self, config: LayerConfig, _width: int) -> None:
-        super().__init__()
-        self.length, self.stride = config.block_len, config.block_stride
-
-    def forward(self, x_BGTD: Tensor, layout: PackedLayout | None = None) -> Tensor:
-        """Return one compressed vector per complete block, shape [B, G, S, D]."""
-        return self.compress(split_into_blocks(x_BGTD, self.length, self.stride, layout))
-
-    def compress(self, blocks_BGSlD: Tensor) -> Tensor:
-        """Return one compressed vector per block, shape [B, G, S, D]."""
-        return blocks_BGSlD.mean(3)
-
-
-class BlockMLP(BlockMean):
-    """A module that compresses each block of tokens with an MLP and a learned position embedding, as in the NSA
-    paper.
-    """
-
-    # Names of the two linear layers. They differ per method, so weights of one method never load into another.
-    names = ("hidden", "out")
-
-    def __init__(self, config: LayerConfig, width: int) -> None:
-        super().__init__(config, width)
-        self.position = nn.Parameter(torch.randn(self.length, width) * 0.02)
-        first, second = self.names
-        self.add_module(first, nn.Linear(self.length * width, width))
-        self.add_module(second, nn.Linear(width, width))
-
-    def compress(self, blocks_BGSlD: Tensor) -> Tensor:
-        first, second = (self.get_submodule(name) for name in self.names)
-        return second(functional.gelu(first((blocks_BGSlD + self.position).flatten(3))))
-
-
-class BlockMeanMLP(BlockMLP):
-    """A module that compresses each block of tokens to the mean of its vectors plus the output of an MLP."""
-
-    names = ("inner", "outer")
-
-    def compress(self, blocks_BGSlD: Tensor) -> Tensor:
-        return blocks_BGSlD.mean(3) + super().compress(blocks_BGSlD)
-
-
-PHI = {Compression.MLP: BlockMLP, Compression.MEAN: BlockMean, Compression.MEAN_MLP: BlockMeanMLP}
-
-
 class AttentionBranch(nn.Module):
     """The base class of the attention branches, with their projections of keys and values.
 
@@ -604,27 +557,6 @@ def split_heads(x_BTM: Tensor, heads: int) -> Tensor:
     return x_BTM.unflatten(-1, (heads, -1)).transpose(1, 2)
 
 
-def split_into_blocks(x_BGTD: Tensor, length: int, stride: int, layout: PackedLayout | None = None) -> Tensor:
-    """Return the complete blocks of `length` tokens that begin every `stride` tokens, shape [B, G, S, l, D].
-
-    The result is a view, except for packed documents, whose blocks lie within one document.
-    """
-    if layout is not None:
-        return x_BGTD.index_select(2, layout.blocks_Sl.flatten()).unflatten(2, (-1, length))
-    if x_BGTD.shape[2] < length:
-        # Even without a block the result stays connected to the graph: the projections get zero gradients, not None.
-        return x_BGTD[:, :, :0, None].expand(-1, -1, -1, length, -1)
-    return x_BGTD.unfold(2, length, stride).transpose(3, 4)
-
-
-def rotate_blocks(k_BGSD: Tensor, cos_sin: Tensor, config: LayerConfig, layout: PackedLayout | None = None) -> Tensor:
-    """Return the compressed keys with rotary embeddings applied, shape [B, G, S, D]."""
-    # Each key is rotated to the position of its block's last token, the first query that attends to it.
-    if layout is not None:
-        return rotate(k_BGSD, cos_sin[..., layout.blocks_Sl[:, -1], :])
-    return rotate(k_BGSD, cos_sin[..., config.block_len - 1 :: config.block_stride, :])
-
-
 def selection_from(config: LayerConfig) -> Selection:
     """Return the parameters of block selection that a layer's configuration defines."""
     return Selection(
@@ -634,51 +566,3 @@ def selection_from(config: LayerConfig) -> Selection:
         select_count=config.select_count,
         scale=config.scale,
     )
-
-
-ROTARY_BASE = 10000.0
-
-
-def rotary_frequencies(width: int, base: float = ROTARY_BASE, device: torch.device | None = None) -> Tensor:
-    """Return the rotary angle per token for each pair of dimensions, in radians, float32, shape [D/2]."""
-    exponents = -torch.arange(0, width, 2, dtype=torch.float64, device=device) / width
-    return torch.as_tensor(base**exponents, dtype=torch.float32)
-
-
-def rotary_cos_sin(frequencies: Tensor, tokens: int) -> Tensor:
-    """Return the cosines and sines of the rotary angles at positions 0 to T - 1, shape [2, T, D/2]."""
-    return cos_sin_at(frequencies, torch.arange(tokens, device=frequencies.device))
-
-
-def cos_sin_at(frequencies: Tensor, positions: Tensor) -> Tensor:
-    """Return the cosines and sines of the rotary angles at integer positions [T] or [B, T], shape [2, (B,) T, D/2]."""
-    angles = positions.to(frequencies.dtype).unsqueeze(-1) * frequencies
-    return torch.stack((angles.cos(), angles.sin()))
-
-
-class RotaryTable:
-    """A cache of rotary cosines and sines that grows with the highest position requested."""
-
-    def __init__(self) -> None:
-        self._cos_sin: Tensor | None = None  # None until the first call, which provides the frequencies
-
-    def __call__(self, frequencies: Tensor, end: int) -> Tensor:
-        """Return the rotary cosines and sines of at least the first `end` positions, shape [2, positions, D/2]."""
-        if self._cos_sin is None or end > self._cos_sin.shape[1]:
-            self._cos_sin = rotary_cos_sin(frequencies, max(64, 1 << (end - 1).bit_length()))
-        return self._cos_sin
-
-
-def rotate(x_BHTD: Tensor, cos_sin: Tensor) -> Tensor:
-    """Apply rotary embeddings to `x_BHTD`.
-
-    The pairs (i, i + D/2) of row t are rotated by the angles of row t of `cos_sin`. The result has the dtype of
-    `x_BHTD`.
-    """
-    if cos_sin.dim() == 4:
-        cos_sin = cos_sin.unsqueeze(2)  # all heads of a sequence have the same angles
-    if is_eager_on_cpu(x_BHTD):
-        return rotate_by_tiles(x_BHTD, cos_sin)
-    cosine, sine = cos_sin.to(x_BHTD.dtype)
-    first, second = x_BHTD.chunk(2, dim=-1)
-    return torch.cat((first * cosine - second * sine, first * sine + second * cosine), dim=-1)

@@ -22,16 +22,14 @@ from torch.nn import functional
 from .attention import (
     CompressedBranch,
     NSAttention,
-    RotaryTable,
     SelectedBranch,
     SlidingBranch,
     TokenContext,
     VanillaAttention,
-    rotate,
     selection_from,
     split_heads,
-    split_into_blocks,
 )
+from .compression import split_into_blocks
 from .config import Attention, Branch, Implementation, LayerConfig, NSAConfig
 from .model import TinyLM
 from .ops.dispatch import MissingImplementationError
@@ -43,6 +41,7 @@ from .ops.kv_cache_attention import (
     selected_block_indices,
     tokens_of_blocks,
 )
+from .ops.rotary import RotaryTable, rotate
 from .ops.selection import Selection
 from .paged_decode import PagedCache, append_to_pages
 from .world import CannotRunError

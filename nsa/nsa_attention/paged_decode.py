@@ -18,21 +18,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .attention import (
-    NSAttention,
-    RotaryTable,
-    TokenContext,
-    count_run,
-    rotate,
-    rotate_blocks,
-    selection_from,
-    split_heads,
-    split_into_blocks,
-)
+from .attention import NSAttention, TokenContext, count_run, selection_from, split_heads
+from .compression import rotate_blocks, split_into_blocks
 from .config import Branch, NSAConfig
 from .model import TinyLM
 from .ops.dispatch import implementation_for_paged
 from .ops.paged_attention import PagedAttentionConfig, PagedRows
+from .ops.rotary import RotaryTable, rotate
 from .pages import Kind, PageTables
 
 

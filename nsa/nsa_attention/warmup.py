@@ -19,10 +19,11 @@ from types import ModuleType
 import torch
 import torch.distributed as dist
 
-from .attention import NSAttention, rotary_cos_sin
+from .attention import NSAttention
 from .model import TinyLM
 from .ops.dispatch import example_tensors, implementation_for
 from .ops.packed import packed_layout
+from .ops.rotary import rotary_cos_sin
 from .world import World
 
 

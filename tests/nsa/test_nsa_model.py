@@ -11,9 +11,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from nsa_attention.attention import BlockSelector, NSAttention, TokenContext, rotary_cos_sin, rotary_frequencies
+from nsa_attention.attention import BlockSelector, NSAttention, TokenContext
 from nsa_attention.config import ALL_BRANCHES, CI, SHAPES, Attention, Branch, Compression, Implementation, NSAConfig
 from nsa_attention.model import Block, Recompute, TinyLM, count_parameters
+from nsa_attention.ops.rotary import rotary_cos_sin, rotary_frequencies
 from nsa_attention.ops.selection import RANKERS, SelectionMemo
 from nsa_attention.parallelize import checkpoint_layers
 

@@ -8,9 +8,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsa_attention import attention
-from nsa_attention.attention import rotary_cos_sin, rotary_frequencies, rotate, split_heads
+from nsa_attention.attention import split_heads
 from nsa_attention.ops import rotary
+from nsa_attention.ops.rotary import rotary_cos_sin, rotary_frequencies, rotate
 
 
 def expected(x: torch.Tensor) -> torch.Tensor:
@@ -49,7 +49,7 @@ def test_long_tensors_take_the_tiles_and_are_as_near_to_float64_as_products_of_w
     assert rotary.is_eager_on_cpu(x)
     cos_sin = rotary_cos_sin(rotary_frequencies(64), 700)
     ours = rotate(x, cos_sin)
-    monkeypatch.setattr(attention, "is_eager_on_cpu", lambda _: False)
+    monkeypatch.setattr(rotary, "is_eager_on_cpu", lambda _: False)
     whole, truth = rotate(x, cos_sin), expected(x.double())
     ours_off, whole_off = (float((each.double() - truth).abs().max()) for each in (ours, whole))
     assert ours.dtype is dtype

@@ -1,6 +1,6 @@
-"""Rotary embeddings on a CPU, in tiles that fit into its cache.
+"""Rotary embeddings. On a CPU they are computed in tiles that fit into its cache.
 
-The products of whole tensors in `attention.rotate` would write six intermediates of the size of the queries to memory.
+The products of whole tensors would write six intermediates of the size of the queries to memory.
 
 Dimensions: B batch, H heads, T tokens, D width, p pairs of dimensions (D/2).
 """
@@ -18,6 +18,52 @@ from .cpu_threads import run_in_threads, split_work
 
 # Number of elements of one tile.
 TILE_ELEMENTS = 1 << 16
+ROTARY_BASE = 10000.0
+
+
+def rotary_frequencies(width: int, base: float = ROTARY_BASE, device: torch.device | None = None) -> Tensor:
+    """Return the rotary angle per token for each pair of dimensions, in radians, float32, shape [D/2]."""
+    exponents = -torch.arange(0, width, 2, dtype=torch.float64, device=device) / width
+    return torch.as_tensor(base**exponents, dtype=torch.float32)
+
+
+def rotary_cos_sin(frequencies: Tensor, tokens: int) -> Tensor:
+    """Return the cosines and sines of the rotary angles at positions 0 to T - 1, shape [2, T, D/2]."""
+    return cos_sin_at(frequencies, torch.arange(tokens, device=frequencies.device))
+
+
+def cos_sin_at(frequencies: Tensor, positions: Tensor) -> Tensor:
+    """Return the cosines and sines of the rotary angles at integer positions [T] or [B, T], shape [2, (B,) T, D/2]."""
+    angles = positions.to(frequencies.dtype).unsqueeze(-1) * frequencies
+    return torch.stack((angles.cos(), angles.sin()))
+
+
+class RotaryTable:
+    """A cache of rotary cosines and sines that grows with the highest position requested."""
+
+    def __init__(self) -> None:
+        self._cos_sin: Tensor | None = None  # None until the first call, which provides the frequencies
+
+    def __call__(self, frequencies: Tensor, end: int) -> Tensor:
+        """Return the rotary cosines and sines of at least the first `end` positions, shape [2, positions, D/2]."""
+        if self._cos_sin is None or end > self._cos_sin.shape[1]:
+            self._cos_sin = rotary_cos_sin(frequencies, max(64, 1 << (end - 1).bit_length()))
+        return self._cos_sin
+
+
+def rotate(x_BHTD: Tensor, cos_sin: Tensor) -> Tensor:
+    """Apply rotary embeddings to `x_BHTD`.
+
+    The pairs (i, i + D/2) of row t are rotated by the angles of row t of `cos_sin`. The result has the dtype of
+    `x_BHTD`.
+    """
+    if cos_sin.dim() == 4:
+        cos_sin = cos_sin.unsqueeze(2)  # all heads of a sequence have the same angles
+    if is_eager_on_cpu(x_BHTD):
+        return rotate_by_tiles(x_BHTD, cos_sin)
+    cosine, sine = cos_sin.to(x_BHTD.dtype)
+    first, second = x_BHTD.chunk(2, dim=-1)
+    return torch.cat((first * cosine - second * sine, first * sine + second * cosine), dim=-1)
 
 
 def is_eager_on_cpu(x_BHTD: Tensor) -> bool:

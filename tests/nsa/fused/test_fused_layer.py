@@ -12,19 +12,14 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from nsa_attention.attention import (
-    NSAttention,
-    TokenContext,
-    rotary_cos_sin,
-    rotary_frequencies,
-    selection_from,
-)
+from nsa_attention.attention import NSAttention, TokenContext, selection_from
 from nsa_attention.config import Implementation, LayerConfig, NSAConfig
 from nsa_attention.model import TinyLM
 from nsa_attention.observe import ModuleBackwardTrace, traced_modules
 from nsa_attention.ops import dispatch
 from nsa_attention.ops.fused import launch
 from nsa_attention.ops.fused.gated_attention import gated_attention
+from nsa_attention.ops.rotary import rotary_cos_sin, rotary_frequencies
 from nsa_attention.samples import Observer
 
 TOLERANCE = 1e-10
