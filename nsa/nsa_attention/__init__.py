@@ -1,8 +1,8 @@
-"""A Native Sparse Attention (NSA) language model and its training program.
+"""Native Sparse Attention (NSA) as a function, as a layer, and in a language model with its training program.
 
-The package works without nsa-harness. `sparse_attention` is the operation on projected tensors, `NSAttention` a layer,
-and `TinyLM` the language model that `python -m nsa_attention.train` trains. Each submodule is imported only when one of
-its public names is first used, because torch is slow to import.
+The package works without nsa-harness. `nsa_func` is the operation on projected tensors, `NSAttention` a layer, and
+`TinyLM` the language model that `python -m nsa_attention.train` trains. Each submodule is imported only when one of its
+public names is first used, because torch is slow to import.
 """
 
 from __future__ import annotations
@@ -13,30 +13,21 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from .attention import NSAttention
     from .config import NSAConfig
+    from .functional import compress_mean, nsa_func
     from .model import TinyLM
     from .ops.dispatch import MissingImplementationError
-    from .ops.selection import Selection
-    from .ops.sparse_attention import KeysAndValues, sparse_attention
 
-__all__ = [
-    "KeysAndValues",
-    "MissingImplementationError",
-    "NSAConfig",
-    "NSAttention",
-    "Selection",
-    "TinyLM",
-    "sparse_attention",
-]
+__all__ = ["MissingImplementationError", "NSAConfig", "NSAttention", "TinyLM", "compress_mean", "nsa_func"]
 
 _MODULES = {
-    "KeysAndValues": "ops.sparse_attention",
     "MissingImplementationError": "ops.dispatch",
     "NSAConfig": "config",
     "NSAttention": "attention",
-    "Selection": "ops.selection",
     "TinyLM": "model",
-    "sparse_attention": "ops.sparse_attention",
+    "compress_mean": "functional",
+    "nsa_func": "functional",
 }
+__version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> object:

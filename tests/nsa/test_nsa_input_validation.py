@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,13 +12,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from nsa_attention import nsa_func
 from nsa_attention.config import Implementation
 from nsa_attention.ops import input_validation
 from nsa_attention.ops.packed import compressed_starts
-from nsa_attention.ops.selection import Selection
-from nsa_attention.ops.sparse_attention import KeysAndValues, sparse_attention
 
-SELECTION = Selection(block_len=6, block_stride=3, select_len=5, select_count=4, scale=0.5)
+LENGTHS: dict[str, Any] = {
+    "block_size": 5,
+    "block_count": 4,
+    "compress_size": 6,
+    "compress_stride": 3,
+    "window": 7,
+    "scale": 0.5,
+}
 EVERYONE = [
     Implementation.AUTO,
     Implementation.EAGER,
@@ -27,22 +32,23 @@ EVERYONE = [
     Implementation.PER_TOKEN,
     Implementation.TRITON,
 ]
-Inputs = tuple[Tensor, KeysAndValues, Tensor]
+Inputs = dict[str, Tensor]
 
 
 def inputs(tokens: int = 23, blocks: int = 6, dtype: torch.dtype = torch.float32) -> Inputs:
-    def pair(length: int) -> tuple[Tensor, Tensor]:
-        return torch.randn(1, 1, length, 4, dtype=dtype), torch.randn(1, 1, length, 3, dtype=dtype)
+    """Queries of two heads, keys and values of one head with different widths, and gates."""
+    tensors = {"q": torch.randn(1, tokens, 2, 4, dtype=dtype)}
+    for branch, length in (("cmp", blocks), ("slc", tokens), ("win", tokens)):
+        tensors[f"k_{branch}"] = torch.randn(1, length, 1, 4, dtype=dtype)
+        tensors[f"v_{branch}"] = torch.randn(1, length, 1, 3, dtype=dtype)
+    return tensors | {f"g_{branch}": torch.rand(1, tokens, 2, dtype=dtype) for branch in ("cmp", "slc", "swa")}
 
-    branches = KeysAndValues(compressed=pair(blocks), selected=pair(tokens), sliding=pair(tokens))
-    return torch.randn(1, 2, tokens, 4, dtype=dtype), branches, torch.rand(3, 1, 2, tokens, dtype=dtype)
 
-
-def refused(given: Inputs, implementation: Implementation = Implementation.AUTO, **more: Any) -> str:
+def refused(given: Inputs, implementation: str = "auto", **more: Any) -> str:
     """What the error says."""
-    with pytest.raises(ValueError, match=r"^sparse_attention: ") as error:
-        sparse_attention(*given, SELECTION, **{"window": 7, "implementation": implementation} | more)
-    return str(error.value).removeprefix("sparse_attention: ")
+    with pytest.raises(ValueError, match=r"^nsa_func: ") as error:
+        nsa_func(**given, **LENGTHS | {"implementation": implementation} | more)
+    return str(error.value).removeprefix("nsa_func: ")
 
 
 @pytest.mark.parametrize("implementation", EVERYONE, ids=str)
@@ -50,14 +56,13 @@ def refused(given: Inputs, implementation: Implementation = Implementation.AUTO,
 def test_as_many_compressed_blocks_as_the_tokens_have(implementation: Implementation, blocks: int) -> None:
     """With one too few the kernels would read what lies behind the tensor."""
     assert refused(inputs(blocks=blocks), implementation) == (
-        f"branches.compressed: expected the 6 complete blocks of 23 tokens (block_len 6, block_stride 3), got {blocks}"
+        f"k_cmp: expected the 6 complete blocks of 23 tokens (compress_size 6, compress_stride 3), got {blocks}"
     )
 
 
 def test_fewer_tokens_than_a_block_have_none() -> None:
     assert "expected the 0 complete blocks of 5 tokens" in refused(inputs(tokens=5, blocks=1))
-    q, branches, gates = inputs(tokens=5, blocks=0)
-    assert sparse_attention(q, branches, gates, SELECTION, window=7).shape == (1, 5, 2, 3)
+    assert nsa_func(**inputs(tokens=5, blocks=0), **LENGTHS).shape == (1, 5, 2, 3)
 
 
 @pytest.mark.parametrize("implementation", EVERYONE, ids=str)
@@ -70,8 +75,8 @@ def test_fewer_tokens_than_a_block_have_none() -> None:
         ([0, 20, 10, 23], "cu_seqlens: expected it ascending, got 20 before 10 at place 1"),
         (
             [0, 3, 23],
-            "branches.compressed: expected the 5 complete blocks of all sequences of cu_seqlens (block_len 6, "
-            "block_stride 3), got 6",
+            "k_cmp: expected the 5 complete blocks of all sequences of cu_seqlens (compress_size 6, "
+            "compress_stride 3), got 6",
         ),
         ([23], "cu_seqlens: expected [sequences + 1], two numbers at least, got [1]"),
     ],
@@ -86,7 +91,7 @@ def test_starts_of_packed_sequences_fill_the_row(implementation: Implementation,
     [
         (torch.tensor([0, 23]), "expected torch.int32, got torch.int64"),
         (torch.tensor([0, 9, 23, 9], dtype=torch.int32)[::2], "expected it contiguous, got a stride of 2"),
-        (torch.tensor([0, 23], dtype=torch.int32, device="meta"), "expected cpu as q_BHTD, got meta"),
+        (torch.tensor([0, 23], dtype=torch.int32, device="meta"), "expected cpu as q, got meta"),
         (torch.tensor([[0, 23]], dtype=torch.int32), "expected [sequences + 1], two numbers at least, got [1, 2]"),
     ],
     ids=["int64", "strided", "elsewhere", "a matrix"],
@@ -106,44 +111,39 @@ def test_the_blocks_of_starts_are_those_that_the_operations_count(lengths: list[
 
 WRONG: dict[str, tuple[Callable[[Inputs], Inputs], str]] = {
     "dtype": (
-        lambda given: (given[0], replace(given[1], sliding=tuple(one.half() for one in given[1].sliding)), given[2]),
-        "branches.sliding keys: expected torch.float32 as q_BHTD, got torch.float16; "
-        "branches.sliding values: expected torch.float32 as q_BHTD, got torch.float16",
+        lambda of: of | {name: of[name].half() for name in ("k_win", "v_win")},
+        "k_win: expected torch.float32 as q, got torch.float16; v_win: expected torch.float32 as q, got torch.float16",
     ),
-    "device": (
-        lambda given: (
-            given[0],
-            replace(given[1], selected=(given[1].selected[0].to("meta"), given[1].selected[1])),
-            given[2],
-        ),
-        "branches.selected keys: expected cpu as q_BHTD, got meta",
-    ),
+    "device": (lambda of: of | {"k_slc": of["k_slc"].to("meta")}, "k_slc: expected cpu as q, got meta"),
     "width of values": (
-        lambda given: (given[0], replace(given[1], sliding=(given[1].sliding[0], given[1].sliding[0])), given[2]),
-        "branches.sliding values: expected the shape [1, 1, 23, 3], got [1, 1, 23, 4]",
+        lambda of: of | {"v_win": of["k_win"]},
+        "v_win: expected the shape [1, 23, 1, 3], got [1, 23, 1, 4]",
+    ),
+    "heads before tokens": (
+        lambda of: of | {"k_slc": of["k_slc"].transpose(1, 2)},
+        "k_slc: expected the shape [1, 23, 1, 4], got [1, 1, 23, 4]; did you mean .transpose(1, 2)?",
     ),
     "gates": (
-        lambda given: (*given[:2], given[2][:2].bool().to("meta")),
-        "gates_cBHT: expected the shape [3, 1, 2, 23], got [2, 1, 2, 23]; gates_cBHT: expected floats, got torch.bool; "
-        "gates_cBHT: expected cpu as q_BHTD, got meta",
+        lambda of: of | {"g_slc": of["g_slc"][:, :9].bool().to("meta"), "g_swa": of["g_swa"].double()},
+        "g_slc: expected the shape [1, 23, 2], got [1, 9, 2]; g_slc: expected floats, got torch.bool; "
+        "g_slc: expected cpu as q, got meta; g_swa: expected torch.float32 as g_cmp, got torch.float64",
     ),
     "groups": (
-        lambda given: (
-            torch.cat([given[0], given[0][:, :1]], 1),
-            replace(
-                given[1],
-                **{
-                    name: tuple(one.expand(-1, 2, -1, -1) for one in getattr(given[1], name))
-                    for name in input_validation.BRANCHES
-                },
-            ),
-            torch.rand(3, 1, 3, 23),
-        ),
-        "branches.selected: expected groups that share 3 query heads evenly, got 2",
+        lambda of: {
+            name: torch.cat([one, one[:, :, :1]], 2) if name[0] in "qg" else one.expand(-1, -1, 2, -1)
+            for name, one in of.items()
+        },
+        "v_slc: expected a number of heads that divides the 3 heads of q, got 2",
     ),
     "queries": (
-        lambda given: (given[0].long(), *given[1:]),
-        "q_BHTD: expected floats [B, H, T, D] with a head and a width, got torch.int64 [1, 2, 23, 4]",
+        lambda of: of | {"q": of["q"].long()},
+        "q: expected floats [B, T, H, D] with a head and a width, got torch.int64 [1, 23, 2, 4]",
+    ),
+    "queries and more": (
+        lambda of: of | {"q": of["q"][0], "v_win": of["v_win"][0], "g_cmp": of["g_cmp"].long()},
+        "q: expected floats [B, T, H, D] with a head and a width, got torch.float32 [23, 2, 4]; "
+        "v_win: expected floats [B, T, G, D], got torch.float32 [23, 1, 3]; "
+        "g_cmp: expected floats [B, T, H], got torch.int64 [1, 23, 2]",
     ),
 }
 
@@ -153,23 +153,33 @@ def test_tensors_are_of_one_dtype_device_and_shape(wrong: Callable[[Inputs], Inp
     assert refused(wrong(inputs())) == said
 
 
-def test_all_mistakes_are_told_at_once() -> None:
-    q, branches, gates = inputs(blocks=3)
-    starts = torch.tensor([1, 23])
-    assert refused((q, branches, gates[:, :, :, :9]), window=0, cu_seqlens=starts).split("; ") == [
+def test_what_is_no_tensor_is_named() -> None:
+    wrong: Any = inputs() | {"k_cmp": None, "g_swa": 0.5}
+    assert refused(wrong, window=0, cu_seqlens=[0, 23]).split("; ") == [
         "window: expected at least 1, got 0",
-        "gates_cBHT: expected the shape [3, 1, 2, 23], got [3, 1, 2, 9]",
+        "k_cmp: expected a tensor, got None",
+        "g_swa: expected a tensor, got float",
+        "cu_seqlens: expected a tensor, got list",
+    ]
+
+
+def test_all_mistakes_are_told_at_once() -> None:
+    of = inputs(blocks=3)
+    starts = torch.tensor([1, 23])
+    given = of | {"g_swa": of["g_swa"][:, :9], "v_cmp": of["v_cmp"][:, :2]}
+    assert refused(given, window=0, cu_seqlens=starts, block_count=2, scale=float("inf")).split("; ") == [
+        "window: expected at least 1, got 0",
+        "block_count: expected at least 3 (block 0, the current and the previous one are always chosen), got 2",
+        "scale: expected a finite number, got inf",
+        "v_cmp: expected the shape [1, 3, 1, 3], got [1, 2, 1, 3]",
+        "g_swa: expected the shape [1, 23, 2], got [1, 9, 2]",
         "cu_seqlens: expected torch.int32, got torch.int64",
         "cu_seqlens: expected it from 0 to T = 23, got 1 to 23",
     ]
 
 
 def test_packed_sequences_lie_in_one_row() -> None:
-    two, branches, gates = inputs(tokens=5, blocks=0)
-    pairs = {
-        name: tuple(one.expand(2, -1, -1, -1) for one in getattr(branches, name)) for name in input_validation.BRANCHES
-    }
-    given = two.expand(2, -1, -1, -1), KeysAndValues(**pairs), gates.expand(-1, 2, -1, -1)
+    given = {name: one.expand(2, *one.shape[1:]) for name, one in inputs(tokens=5, blocks=0).items()}
     starts = torch.tensor([0, 5], dtype=torch.int32)
     assert refused(given, cu_seqlens=starts) == "cu_seqlens: expected a batch of 1, all sequences in one row, got 2"
 
@@ -179,19 +189,25 @@ def test_packed_sequences_lie_in_one_row() -> None:
     ("numbers", "said"),
     [
         (
-            {"select_count": 2},
-            "select_count: expected at least 3 (block 0, the current and the previous one are always",
+            {"block_count": 2},
+            "block_count: expected at least 3 (block 0, the current and the previous one are always",
         ),
-        ({"select_len": 0}, "select_len: expected at least 1, got 0"),
-        ({"block_stride": 0}, "block_stride: expected at least 1, got 0"),
-        ({"block_len": 2}, "block_stride: expected at most block_len (2), got 3: tokens between two blocks would"),
+        ({"block_size": 0}, "block_size: expected at least 1, got 0"),
+        ({"compress_stride": 0}, "compress_stride: expected at least 1, got 0"),
+        ({"compress_size": 2}, "compress_stride: expected at most compress_size (2), got 3: tokens between two blocks"),
         ({"scale": float("nan")}, "scale: expected a finite number, got nan"),
     ],
     ids=["n", "l'", "d", "d > l", "scale"],
 )
 def test_numbers_are_those_of_a_shape(implementation: Implementation, numbers: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValueError, match=rf"^sparse_attention: selection\.{re.escape(said)}"):
-        sparse_attention(*inputs(), replace(SELECTION, **numbers), window=7, implementation=implementation)
+    with pytest.raises(ValueError, match=rf"^nsa_func: {re.escape(said)}"):
+        nsa_func(**inputs(), **LENGTHS | numbers, implementation=implementation)
+
+
+def test_an_implementation_is_one_that_exists() -> None:
+    assert refused(inputs(), "cuda") == (
+        "implementation: expected auto, eager, triton, torch, flash, per_token, dense, got 'cuda'"
+    )
 
 
 @pytest.mark.parametrize("packed", [False, True], ids=["alone", "packed"])
@@ -199,36 +215,30 @@ def test_numbers_are_those_of_a_shape(implementation: Implementation, numbers: d
 def test_no_token_gives_no_output_and_gradients_without_an_element(
     implementation: Implementation, packed: bool
 ) -> None:
-    q, branches, gates = inputs(tokens=0, blocks=0, dtype=torch.float16)
-    leaves = [q, gates.float(), *branches.compressed, *branches.selected, *branches.sliding]
-    for leaf in leaves:
-        leaf.requires_grad_()
+    given = inputs(tokens=0, blocks=0, dtype=torch.float16)
+    given |= {name: one.float() for name, one in given.items() if name.startswith("g_")}
+    leaves = [leaf.requires_grad_() for leaf in given.values()]
     starts = torch.zeros(3, dtype=torch.int32) if packed else None
-    given = q, branches, leaves[1]
-    output = sparse_attention(*given, SELECTION, window=7, implementation=implementation, cu_seqlens=starts)
+    output = nsa_func(**given, **LENGTHS, implementation=implementation, cu_seqlens=starts)
     assert (output.shape, output.dtype) == ((1, 0, 2, 3), torch.float16)
     gradients = torch.autograd.grad(output.sum(), leaves)
     assert [one.shape for one in gradients] == [one.shape for one in leaves]
 
 
 def test_strides_may_be_any() -> None:
-    q, branches, gates = inputs()
-    turned = [
-        one.transpose(-1, -2).contiguous().transpose(-1, -2) for one in (q, *branches.compressed, *branches.sliding)
-    ]
-    other = replace(branches, compressed=tuple(turned[1:3]), sliding=tuple(turned[3:]))
+    given = inputs()
+    turned = {
+        name: one.transpose(-1, -2).contiguous().transpose(-1, -2) for name, one in given.items() if "slc" not in name
+    }
     for implementation in EVERYONE:
-        ours, theirs = (
-            sparse_attention(q_, kv, gates, SELECTION, window=7, implementation=implementation)
-            for q_, kv in ((q, branches), (turned[0], other))
-        )
+        ours, theirs = (nsa_func(**of, **LENGTHS, implementation=implementation) for of in (given, given | turned))
         torch.testing.assert_close(ours, theirs)
 
 
 @pytest.mark.parametrize("implementation", [Implementation.AUTO, Implementation.EAGER], ids=str)
 def test_a_compiled_operation_checks_the_starts_that_it_is_called_with(implementation: Implementation) -> None:
     def run(starts: Tensor) -> Tensor:
-        return sparse_attention(*given, SELECTION, window=7, implementation=implementation, cu_seqlens=starts)
+        return nsa_func(**given, **LENGTHS, implementation=implementation, cu_seqlens=starts)
 
     given = inputs(blocks=5)
     right, wrong = (torch.tensor(starts, dtype=torch.int32) for starts in ([0, 10, 23], [0, 21, 23]))
@@ -241,7 +251,7 @@ def test_a_compiled_operation_checks_the_starts_that_it_is_called_with(implement
 @pytest.mark.parametrize("implementation", [Implementation.AUTO, Implementation.EAGER], ids=str)
 def test_a_compiled_operation_checks_tensors_of_any_length(implementation: Implementation) -> None:
     def run(given: Inputs) -> Tensor:
-        return sparse_attention(*given, SELECTION, window=7, implementation=implementation)
+        return nsa_func(**given, **LENGTHS, implementation=implementation)
 
     compiled = torch.compile(run, backend="aot_eager", fullgraph=True)
     for tokens, blocks in ((23, 6), (26, 7), (41, 12)):  # from the second on lengths are symbols
@@ -274,6 +284,7 @@ class TestOnADevice:
 def test_the_output_is_of_the_dtype_of_the_branches_whatever_that_of_the_gates(
     implementation: Implementation, gates: torch.dtype, dtype: torch.dtype
 ) -> None:
-    q, branches, ones = inputs(tokens=9, blocks=2, dtype=dtype)
-    output = sparse_attention(q, branches, ones.to(gates), SELECTION, window=7, implementation=implementation)
+    given = inputs(tokens=9, blocks=2, dtype=dtype)
+    given |= {name: one.to(gates) for name, one in given.items() if name.startswith("g_")}
+    output = nsa_func(**given, **LENGTHS, implementation=implementation)
     assert output.dtype == dtype

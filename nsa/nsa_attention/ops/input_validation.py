@@ -1,58 +1,77 @@
-"""Validation of the arguments of `sparse_attention`, shared by all implementations.
+"""Validation of the arguments of `nsa_func`, shared by all implementations.
 
 The code behind it does not check again. With invalid arguments, a kernel would read beyond the end of a tensor.
 
-Dimensions: c branches, B batch, H query heads, G groups, T tokens, S compressed blocks, D key width, E value width.
+Dimensions: B batch, T tokens, H query heads, G key and value heads, S compressed blocks, D key width, E value width.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
 from torch import Tensor
 
-from ..config import FORCED_BLOCKS
+from ..config import FORCED_BLOCKS, Implementation
 from . import NAMESPACE
 from .packed import compressed_starts
-from .selection import Selection
 from .table_cache import cached_table
 
 _FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
-BRANCHES = ("compressed", "selected", "sliding")
-Pair = tuple[Tensor, Tensor]
+_KEYS_AND_VALUES = "[B, T, G, D]"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lengths:
+    """The lengths that a caller gave to `nsa_func`, under the names of its parameters."""
+
+    block_size: int
+    block_count: int
+    compress_size: int
+    compress_stride: int
+    window: int
 
 
 def validate_inputs(
-    q_BHTD: Tensor,
-    pairs: Sequence[Pair],
-    gates_cBHT: Tensor,
-    selection: Selection,
-    window: int,
+    q: Tensor,
+    keys_and_values: Mapping[str, Tensor],
+    gates: Mapping[str, Tensor],
+    lengths: Lengths,
+    scale: float | None,
     cu_seqlens: Tensor | None,
+    implementation: str,
 ) -> Tensor | None:
-    """Check the arguments of `sparse_attention`, and return the starts of packed sequences, or None if there are none.
+    """Check the arguments of `nsa_func`, and return the starts of packed sequences, or None if there are none.
 
-    Raises ValueError that lists every mistake with the parameter, the expected and the actual value. Values of
-    `cu_seqlens` on a CPU are checked as well. On a GPU, reading them would block the stream in each pass; instead the
-    device checks them with torch._assert_async, once per tensor and version, and wrong values end the process.
+    `keys_and_values` and `gates` contain the tensors by the names of their parameters; `v_*` are values. Raises
+    ValueError that lists every mistake with the parameter, the expected and the actual value. Values of `cu_seqlens` on
+    a CPU are checked as well. On a GPU, reading them would block the stream in each pass; instead the device checks
+    them with torch._assert_async, once per tensor and version, and wrong values end the process.
     """
-    problems = _selection_problems(selection, window)
-    if q_BHTD.dim() != 4 or q_BHTD.dtype not in _FLOATS or 0 in (q_BHTD.shape[1], q_BHTD.shape[-1]):
-        problems.append(f"q_BHTD: expected floats [B, H, T, D] with a head and a width, got {_describe(q_BHTD)}")
+    problems = _number_problems(lengths, scale, implementation)
+    tensors = {"q": q, **keys_and_values, **gates} | ({} if cu_seqlens is None else {"cu_seqlens": cu_seqlens})
+    if missing := [
+        f"{name}: expected a tensor, got {_kind(value)}"
+        for name, value in tensors.items()
+        if not isinstance(value, Tensor)
+    ]:
+        raise ValueError(_error_message(problems + missing))
+    if q.dim() != 4 or q.dtype not in _FLOATS or 0 in q.shape[2:]:
+        problems.append(f"q: expected floats [B, T, H, D] with a head and a width, got {_describe(q)}")
+        problems += _rank_problems(keys_and_values, 4, _KEYS_AND_VALUES) + _rank_problems(gates, 3, "[B, T, H]")
         raise ValueError(_error_message(problems))
-    blocks = pairs[0][0].shape[2] if pairs[0][0].dim() == 4 else 0
-    problems += [*_pair_problems(q_BHTD, pairs), *_gate_problems(q_BHTD, gates_cBHT)]
-    problems += (
-        _block_count_problems(q_BHTD, blocks, selection)
-        if cu_seqlens is None
-        else cu_seqlens_form_problems(cu_seqlens, q_BHTD, "q_BHTD")
-    )
-    numbers = (q_BHTD.shape[2], blocks, selection.block_len, max(1, selection.block_stride))
-    if cu_seqlens is not None and _is_readable_on_host(cu_seqlens):
-        problems += cu_seqlens_problems(cu_seqlens.tolist(), *numbers)
+    blocks = keys_and_values["k_cmp"].shape[1] if keys_and_values["k_cmp"].dim() == 4 else 0
+    problems += [*_key_value_problems(q, keys_and_values), *_gate_problems(q, gates)]
+    if are_lengths_valid := not any(_length_problems(lengths)):
+        problems += [] if cu_seqlens is not None else _block_count_problems(q, keys_and_values["k_cmp"], lengths)
+    numbers = (q.shape[1], blocks, lengths.compress_size, lengths.compress_stride)
+    if cu_seqlens is not None:
+        problems += cu_seqlens_form_problems(cu_seqlens, q, "q")
+        if are_lengths_valid and _is_readable_on_host(cu_seqlens):
+            problems += cu_seqlens_problems(cu_seqlens.tolist(), *numbers)
     if problems:
         raise ValueError(_error_message(problems))
     if cu_seqlens is None:
@@ -73,72 +92,101 @@ def _is_readable_on_host(starts: Tensor) -> bool:
     return starts.device.type == "cpu" and starts.dim() == 1 and starts.shape[0] > 1 and not starts.is_floating_point()
 
 
-def _selection_problems(selection: Selection, window: int) -> list[str]:
-    sizes = {f"selection.{name}": getattr(selection, name) for name in ("block_len", "block_stride", "select_len")}
-    sizes["window"] = window
+def _number_problems(lengths: Lengths, scale: float | None, implementation: str) -> list[str]:
+    problems = _length_problems(lengths)
+    if lengths.window < 1:
+        problems.append(f"window: expected at least 1, got {lengths.window}")
+    if lengths.block_size < 1:
+        problems.append(f"block_size: expected at least 1, got {lengths.block_size}")
+    if lengths.block_count < FORCED_BLOCKS:
+        problems.append(
+            f"block_count: expected at least {FORCED_BLOCKS} (block 0, the current and the previous one are always "
+            f"chosen), got {lengths.block_count}"
+        )
+    if scale is not None and not math.isfinite(scale):
+        problems.append(f"scale: expected a finite number, got {scale}")
+    if implementation not in list(Implementation):
+        problems.append(f"implementation: expected {', '.join(Implementation)}, got {implementation!r}")
+    return problems
+
+
+def _length_problems(lengths: Lengths) -> list[str]:
+    return compression_problems(lengths.compress_size, lengths.compress_stride)
+
+
+def compression_problems(compress_size: int, compress_stride: int) -> list[str]:
+    """Return one message per error in the length and the stride of compressed blocks."""
+    sizes = {"compress_size": compress_size, "compress_stride": compress_stride}
     problems = [f"{name}: expected at least 1, got {size}" for name, size in sizes.items() if size < 1]
-    if selection.block_stride > selection.block_len:
+    if compress_stride > compress_size:
         problems.append(
-            f"selection.block_stride: expected at most block_len ({selection.block_len}), "
-            f"got {selection.block_stride}: tokens between two blocks would belong to none"
+            f"compress_stride: expected at most compress_size ({compress_size}), got {compress_stride}: tokens between "
+            "two blocks would belong to none"
         )
-    if selection.select_count < FORCED_BLOCKS:
-        problems.append(
-            f"selection.select_count: expected at least {FORCED_BLOCKS} (block 0, the current and the previous one are "
-            f"always chosen), got {selection.select_count}"
-        )
-    if not math.isfinite(selection.scale):
-        problems.append(f"selection.scale: expected a finite number, got {selection.scale}")
     return problems
 
 
-def _pair_problems(q_BHTD: Tensor, pairs: Sequence[Pair]) -> list[str]:
-    problems = []
-    (batch, heads, tokens, width), (_, selected_values) = q_BHTD.shape, pairs[1]
-    groups, value_width = (selected_values.shape[1], selected_values.shape[3]) if selected_values.dim() == 4 else (1, 1)
-    if groups < 1 or heads % groups:
-        problems.append(f"branches.selected: expected groups that share {heads} query heads evenly, got {groups}")
-    if value_width < 1:
-        problems.append(f"branches.selected: expected values with a width, got {value_width}")
-    for name, (k, v) in zip(BRANCHES, pairs, strict=True):
-        # The number of compressed blocks is checked separately, because it depends on block_len and block_stride.
-        length = k.shape[2] if name == "compressed" and k.dim() == 4 else tokens
-        problems += _mismatches(f"branches.{name} keys", k, (batch, groups, length, width), q_BHTD)
-        problems += _mismatches(f"branches.{name} values", v, (batch, groups, length, value_width), q_BHTD)
-    return problems
-
-
-def _block_count_problems(q_BHTD: Tensor, blocks: int, selection: Selection) -> list[str]:
-    length, stride, tokens = selection.block_len, max(1, selection.block_stride), q_BHTD.shape[2]
-    expected = (tokens - length) // stride + 1 if tokens >= length else 0
-    if blocks == expected:
-        return []
+def _rank_problems(tensors: Mapping[str, Tensor], dimensions: int, legend: str) -> list[str]:
     return [
-        f"branches.compressed: expected the {expected} complete blocks of {tokens} tokens (block_len {length}, "
-        f"block_stride {stride}), got {blocks}"
+        f"{name}: expected floats {legend}, got {_describe(tensor)}"
+        for name, tensor in tensors.items()
+        if tensor.dim() != dimensions or tensor.dtype not in _FLOATS
     ]
 
 
-def _mismatches(name: str, tensor: Tensor, shape: tuple[int, ...], q_BHTD: Tensor) -> list[str]:
+def _key_value_problems(q: Tensor, keys_and_values: Mapping[str, Tensor]) -> list[str]:
     problems = []
-    if tensor.shape != shape:
-        problems.append(f"{name}: expected the shape {list(shape)}, got {list(tensor.shape)}")
-    if tensor.dtype != q_BHTD.dtype:
-        problems.append(f"{name}: expected {q_BHTD.dtype} as q_BHTD, got {tensor.dtype}")
-    if tensor.device != q_BHTD.device:
-        problems.append(f"{name}: expected {q_BHTD.device} as q_BHTD, got {tensor.device}")
+    (batch, tokens, heads, width), selected_values = q.shape, keys_and_values["v_slc"]
+    groups, value_width = selected_values.shape[2:] if selected_values.dim() == 4 else (1, 1)
+    if groups < 1 or heads % groups:
+        problems.append(f"v_slc: expected a number of heads that divides the {heads} heads of q, got {groups}")
+    if value_width < 1:
+        problems.append(f"v_slc: expected values with a width, got {value_width}")
+    k_cmp = keys_and_values["k_cmp"]
+    for name, tensor in keys_and_values.items():
+        # The number of compressed blocks is checked separately, because it depends on other arguments.
+        length = k_cmp.shape[1] if name.endswith("_cmp") and k_cmp.dim() == 4 else tokens
+        shape = (batch, length, groups, value_width if name.startswith("v_") else width)
+        problems += _mismatches(name, tensor, shape, q)
     return problems
 
 
-def _gate_problems(q_BHTD: Tensor, gates_cBHT: Tensor) -> list[str]:
+def _block_count_problems(q: Tensor, k_cmp: Tensor, lengths: Lengths) -> list[str]:
+    size, stride, tokens = lengths.compress_size, lengths.compress_stride, q.shape[1]
+    expected = (tokens - size) // stride + 1 if tokens >= size else 0
+    if k_cmp.dim() != 4 or k_cmp.shape[1] == expected:
+        return []
+    return [
+        f"k_cmp: expected the {expected} complete blocks of {tokens} tokens (compress_size {size}, compress_stride "
+        f"{stride}), got {k_cmp.shape[1]}"
+    ]
+
+
+def _mismatches(name: str, tensor: Tensor, shape: tuple[int, ...], q: Tensor) -> list[str]:
     problems = []
-    shape = (len(BRANCHES), *q_BHTD.shape[:3])
-    if gates_cBHT.shape != shape:
-        problems.append(f"gates_cBHT: expected the shape {list(shape)}, got {list(gates_cBHT.shape)}")
-    if gates_cBHT.dtype not in _FLOATS:
-        problems.append(f"gates_cBHT: expected floats, got {gates_cBHT.dtype}")
-    if gates_cBHT.device != q_BHTD.device:
-        problems.append(f"gates_cBHT: expected {q_BHTD.device} as q_BHTD, got {gates_cBHT.device}")
+    if tensor.shape != shape:
+        is_heads_first = tensor.dim() == 4 and tensor.transpose(1, 2).shape == shape
+        hint = "; did you mean .transpose(1, 2)?" if is_heads_first else ""
+        problems.append(f"{name}: expected the shape {list(shape)}, got {list(tensor.shape)}{hint}")
+    if tensor.dtype != q.dtype:
+        problems.append(f"{name}: expected {q.dtype} as q, got {tensor.dtype}")
+    if tensor.device != q.device:
+        problems.append(f"{name}: expected {q.device} as q, got {tensor.device}")
+    return problems
+
+
+def _gate_problems(q: Tensor, gates: Mapping[str, Tensor]) -> list[str]:
+    problems = []
+    shape, dtype = q.shape[:3], gates["g_cmp"].dtype
+    for name, gate in gates.items():
+        if gate.shape != shape:
+            problems.append(f"{name}: expected the shape {list(shape)}, got {list(gate.shape)}")
+        if gate.dtype not in _FLOATS:
+            problems.append(f"{name}: expected floats, got {gate.dtype}")
+        elif gate.dtype != dtype and dtype in _FLOATS:
+            problems.append(f"{name}: expected {dtype} as g_cmp, got {gate.dtype}")
+        if gate.device != q.device:
+            problems.append(f"{name}: expected {q.device} as q, got {gate.device}")
     return problems
 
 
@@ -161,16 +209,18 @@ def cu_seqlens_form_problems(starts: Tensor, tensor: Tensor, name: str) -> list[
     return problems
 
 
-def cu_seqlens_problems(starts: list[int], tokens: int, blocks: int, block_len: int, block_stride: int) -> list[str]:
+def cu_seqlens_problems(
+    starts: list[int], tokens: int, blocks: int, compress_size: int, compress_stride: int
+) -> list[str]:
     """Return one message per error in the values of `cu_seqlens`, with the number of compressed blocks."""
     problems = cu_seqlens_value_problems(starts, tokens)
     if not problems:
         lengths = (stop - start for start, stop in pairwise(starts))
-        expected = sum(max(0, (length - block_len) // block_stride + 1) for length in lengths)
+        expected = sum(max(0, (length - compress_size) // compress_stride + 1) for length in lengths)
         if blocks != expected:
             problems.append(
-                f"branches.compressed: expected the {expected} complete blocks of all sequences of cu_seqlens "
-                f"(block_len {block_len}, block_stride {block_stride}), got {blocks}"
+                f"k_cmp: expected the {expected} complete blocks of all sequences of cu_seqlens (compress_size "
+                f"{compress_size}, compress_stride {compress_stride}), got {blocks}"
             )
     return problems
 
@@ -188,22 +238,22 @@ def cu_seqlens_value_problems(starts: list[int], tokens: int) -> list[str]:
     return problems
 
 
-def assert_cu_seqlens_async(starts: Tensor, tokens: int, blocks: int, block_len: int, block_stride: int) -> None:
+def assert_cu_seqlens_async(starts: Tensor, tokens: int, blocks: int, compress_size: int, compress_stride: int) -> None:
     """Check `cu_seqlens` on its device, without waiting for the result. If a value is wrong, the process ends later."""
     fits = (starts[0] == 0) & (starts[-1] == tokens) & (starts.diff() >= 0).all()
-    fits &= compressed_starts(starts, block_len, block_stride)[-1] == blocks
+    fits &= compressed_starts(starts, compress_size, compress_stride)[-1] == blocks
     torch._assert_async(
         fits,
         f"cu_seqlens: expected it ascending from 0 to T = {tokens} with {blocks} complete compressed blocks "
-        f"(block_len {block_len}, block_stride {block_stride})",
+        f"(compress_size {compress_size}, compress_stride {compress_stride})",
     )
 
 
 # While torch.compile traces there are no values, so an operator checks them when it runs. The pass computes with the
 # operator's result, so the compiler cannot remove the check.
 @torch.library.custom_op(f"{NAMESPACE}::checked_starts", mutates_args=())
-def _validated_starts(starts: Tensor, tokens: int, blocks: int, block_len: int, block_stride: int) -> Tensor:
-    numbers = (tokens, blocks, block_len, block_stride)
+def _validated_starts(starts: Tensor, tokens: int, blocks: int, compress_size: int, compress_stride: int) -> Tensor:
+    numbers = (tokens, blocks, compress_size, compress_stride)
     if starts.device.type != "cpu":
         assert_cu_seqlens_async(starts, *numbers)
     elif problems := cu_seqlens_problems(starts.tolist(), *numbers):
@@ -220,5 +270,9 @@ def _describe(tensor: Tensor) -> str:
     return f"{tensor.dtype} {list(tensor.shape)}"
 
 
+def _kind(value: object) -> str:
+    return "None" if value is None else type(value).__name__
+
+
 def _error_message(problems: Sequence[str]) -> str:
-    return "sparse_attention: " + "; ".join(problems)
+    return "nsa_func: " + "; ".join(problems)

@@ -1,4 +1,4 @@
-"""Native sparse attention on projected tensors, for use in your own attention layer.
+"""Native sparse attention on projected tensors: the operation behind `nsa_func`.
 
 Dimensions: c branches, B batch, H query heads, G groups, T tokens, S compressed blocks, D key width, E value width.
 """
@@ -12,7 +12,6 @@ from torch import Tensor
 
 from ..config import Implementation
 from .dispatch import combined_operator, implementation_for, implementation_for_selected, implementation_for_sliding
-from .input_validation import validate_inputs
 from .mixing import gated_sum
 from .selection import Selection
 
@@ -41,17 +40,18 @@ def sparse_attention(
 ) -> Tensor:
     """Return the output [B, T, H, E] of native sparse attention: the gated sum of its branches.
 
-    Queries and keys must already have rotary embeddings; tensors may have any strides. Gates are in the order
-    compressed, selected, sliding and may have a different float dtype; the output has the dtype of the branches.
+    The arguments are not checked: `nsa_func` does that for callers outside this package. Queries and keys must already
+    have rotary embeddings; tensors may have any strides. Gates are in the order compressed, selected, sliding and may
+    have a different float dtype; the output has the dtype of the branches.
 
     `cu_seqlens` (int32 [sequences + 1], batch 1) packs several sequences into the row. They do not attend to each
     other, and their complete compressed blocks are concatenated in the same order.
 
-    Raises ValueError that lists every invalid argument, and MissingImplementationError if `implementation` cannot run
-    on these tensors. Memory grows linearly with T (quadratically with DENSE); compressed scores take T * S products.
+    Raises MissingImplementationError if `implementation` cannot run on these tensors. Memory grows linearly with T
+    (quadratically with DENSE); compressed scores take T * S products.
     """
     pairs = (branches.compressed, branches.selected, branches.sliding)
-    starts = validate_inputs(q_BHTD, pairs, gates_cBHT, selection, window, cu_seqlens)
+    starts = cu_seqlens
     places, select_len, scale = selection.select_count, selection.select_len, selection.scale
     # Choose all three before computing anything, so that a missing implementation is an error at once.
     backend, _ = implementation_for(implementation, q_BHTD, *branches.compressed)
