@@ -241,7 +241,7 @@ def _try_to_import_triton() -> str | None:
     try:
         _fused_modules["backend"] = importlib.import_module(".fused.backend", __package__)
     except (ImportError, OSError, RuntimeError) as error:
-        return f"triton cannot be imported ({error}); pip install 'nsa-harness[gpu]'"
+        return f"triton cannot be imported ({error}); pip install triton"
     return None
 
 
