@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-SOURCES = sorted([*(ROOT / "harness").rglob("*.py"), *(ROOT / "nsa").rglob("*.py")])
+SOURCES = sorted([*(ROOT / "harness").rglob("*.py"), *(ROOT / "nsa" / "nsa_attention").rglob("*.py")])
 HARNESS, PRIVATE = "nsa_harness", "_nsa_harness"  # its import name, and the one under which guests are loaded
 
 # Layer -> the layers it may import, besides itself. `errors` is added for all but the guests in a rank.
