@@ -16,8 +16,9 @@ if TYPE_CHECKING:
     from .functional import compress_mean, nsa_func
     from .model import TinyLM
     from .ops.dispatch import MissingImplementationError
+    from .tile_tuning import tune
 
-__all__ = ["MissingImplementationError", "NSAConfig", "NSAttention", "TinyLM", "compress_mean", "nsa_func"]
+__all__ = ["MissingImplementationError", "NSAConfig", "NSAttention", "TinyLM", "compress_mean", "nsa_func", "tune"]
 
 _MODULES = {
     "MissingImplementationError": "ops.dispatch",
@@ -26,6 +27,7 @@ _MODULES = {
     "TinyLM": "model",
     "compress_mean": "functional",
     "nsa_func": "functional",
+    "tune": "tile_tuning",
 }
 __version__ = "0.1.0"
 

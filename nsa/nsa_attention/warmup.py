@@ -7,23 +7,19 @@ backward on random inputs without collectives; afterwards all ranks use the tile
 
 from __future__ import annotations
 
-import importlib
-import os
-import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
-from types import ModuleType
 
 import torch
-import torch.distributed as dist
 
 from .attention import NSAttention
 from .model import TinyLM
 from .ops.dispatch import example_tensors, implementation_for
 from .ops.packed import packed_layout
 from .ops.rotary import rotary_cos_sin
+from .tile_tuning import measure_tiles
 from .world import World
 
 
@@ -50,39 +46,14 @@ def warm_up(
     Rank 0 stores the tile sizes in `file`, by default `tuning_file()`. If the file cannot be written, the summary says
     so. `autocast` creates the context in which the forward pass runs.
     """
-    tuning = importlib.import_module(".ops.fused.tuning", __package__)
-    started_s, file = time.perf_counter(), file or tuning_file()
-    tuning.load(file)
-    previously_tuned = len(tuning.table())
-    with tuning.measuring():
-        _run_one_layer(model, world.device, batch, tokens, autocast)
-    if dist.is_initialized() and world.size > 1:
-        tables = [tuning.table()]
-        dist.broadcast_object_list(tables, device=world.device if world.backend == "nccl" else None)
-        tuning.adopt(tables[0])
-        # Rank 0 may have chosen other tile sizes, which this rank still has to compile.
-        _run_one_layer(model, world.device, batch, tokens, autocast)
     # Packed documents need another variant of the selection kernel. Document lengths do not need further variants.
-    _run_one_layer(model, world.device, batch, tokens, autocast, documents=True)
-    seconds, newly_tuned = time.perf_counter() - started_s, len(tuning.table()) - previously_tuned
-    summary = f"warm-up: one layer forward and backward, {newly_tuned} tile sizes determined, {seconds:.1f} s"
-    return summary + _save_tuning(tuning, file, world)
-
-
-def tuning_file() -> Path:
-    """Return the file that stores measured tile sizes between runs."""
-    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(cache) / "nsa" / "tuning.json"
-
-
-def _save_tuning(tuning: ModuleType, file: Path, world: World) -> str:
-    if not world.is_first or not tuning.table():
-        return ""
-    try:
-        tuning.save(file)
-    except OSError as error:
-        return f"; not kept: {file}: {error.strerror}"
-    return f"; kept in {file}"
+    result = measure_tiles(
+        lambda: _run_one_layer(model, world.device, batch, tokens, autocast),
+        lambda: _run_one_layer(model, world.device, batch, tokens, autocast, documents=True),
+        world.device,
+        file,
+    )
+    return f"warm-up: one layer forward and backward, {result}"
 
 
 def _run_one_layer(
