@@ -13,12 +13,22 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from .attention import NSAttention
     from .config import NSAConfig
+    from .dense_weights import load_dense_weights
     from .functional import compress_mean, nsa_func
     from .model import TinyLM
     from .ops.dispatch import MissingImplementationError
     from .tile_tuning import tune
 
-__all__ = ["MissingImplementationError", "NSAConfig", "NSAttention", "TinyLM", "compress_mean", "nsa_func", "tune"]
+__all__ = [
+    "MissingImplementationError",
+    "NSAConfig",
+    "NSAttention",
+    "TinyLM",
+    "compress_mean",
+    "load_dense_weights",
+    "nsa_func",
+    "tune",
+]
 
 _MODULES = {
     "MissingImplementationError": "ops.dispatch",
@@ -26,6 +36,7 @@ _MODULES = {
     "NSAttention": "attention",
     "TinyLM": "model",
     "compress_mean": "functional",
+    "load_dense_weights": "dense_weights",
     "nsa_func": "functional",
     "tune": "tile_tuning",
 }
