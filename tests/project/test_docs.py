@@ -18,6 +18,7 @@ import typer
 from documents import DOCUMENTS, REPOSITORY, SAMPLE, blocks, rows, text, tool, words
 from pydantic import BaseModel
 
+import nsa_attention
 from nsa_harness import errors, protocol
 from nsa_harness.cli import main as cli
 from nsa_harness.core.comparison.decision_rules import condition_text
@@ -284,9 +285,13 @@ def test_every_name_that_a_page_about_the_subject_takes_from_a_module_is_defined
         named += re.findall(r"`([\w/]+\.py)`: `(\w+)`", page.read_text())
         for example in blocks(f"docs/internals/nsa/{page.name}", "python"):
             imports = [node for node in ast.parse(example).body if isinstance(node, ast.ImportFrom)]
-            for node in imports:
-                module = (node.module or "").removeprefix("nsa_attention.").replace(".", "/")
-                named += [(f"{module}.py", alias.name) for alias in node.names]
+            for module, node in ((node.module or "", node) for node in imports):
+                names = [alias.name for alias in node.names]
+                if module == "nsa_attention":
+                    assert set(names) <= set(nsa_attention.__all__), page.name
+                elif module.startswith("nsa_attention."):
+                    path = module.removeprefix("nsa_attention.").replace(".", "/")
+                    named += [(f"{path}.py", name) for name in names]
     assert len(named) > 10
     assert [
         at for at in named if not re.search(rf"^(?:def|class) {at[1]}\b", (package / at[0]).read_text(), re.M)

@@ -42,12 +42,18 @@ def test_the_table_of_costs_is_the_one_that_was_measured(document: str) -> None:
     assert "costs: begin -->\n| what |" in text(document)
 
 
-def test_the_examples_of_the_subject_s_readme_run() -> None:
-    examples = blocks("nsa/README.md", "python")
-    assert len(examples) == 2
-    for example in examples:
-        done = subprocess.run([sys.executable, "-c", example], capture_output=True, text=True, check=False)
-        assert done.returncode == 0, f"{example}\n{done.stderr[-3000:]}"
+EXAMPLES = [
+    (document, number)
+    for document in ("nsa/README.md", "docs/internals/nsa/other-packages.md")
+    for number in range(len(blocks(document, "python")))
+]
+
+
+@pytest.mark.parametrize(("document", "number"), EXAMPLES)
+def test_the_examples_of_the_subject_s_documents_run(document: str, number: int) -> None:
+    example = blocks(document, "python")[number]
+    done = subprocess.run([sys.executable, "-c", example], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{example}\n{done.stderr[-3000:]}"
 
 
 def test_the_sample_is_a_proven_hang_with_every_proof_in_place() -> None:
