@@ -46,7 +46,13 @@ EXAMPLES = [
     (document, number)
     for document in ("nsa/README.md", "docs/internals/nsa/other-packages.md")
     for number in range(len(blocks(document, "python")))
-]
+] + [("README.md", 1)]
+
+
+def test_both_readmes_begin_with_the_same_ten_lines() -> None:
+    ten_lines = blocks("README.md", "python")[1]
+    assert ten_lines == blocks("nsa/README.md", "python")[0]
+    assert len([line for line in ten_lines.splitlines() if line]) <= 10
 
 
 @pytest.mark.parametrize(("document", "number"), EXAMPLES)
