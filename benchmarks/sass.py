@@ -19,7 +19,9 @@ _TARGET = re.compile(r"`\((\.L_\w+)\)")
 _WAIT = re.compile(r"(WARPGROUP\.)?DEPBAR|SYNCS.*TRYWAIT")
 _SPIN = re.compile(r"SYNCS.*TRYWAIT|UTCATOMSWS")
 _SPIN_LENGTH = 8
-_JUMPS = ("BRA", "JMP", "BRX", "JMX")
+_JUMPS = ("BRA", "JMP", "BRX", "JMX", "CALL")
+# Taken only if the threads of a warp diverged, which they do not in the loops of these kernels.
+_DIVERGED = "BRA.DIV"
 _ENDS = ("EXIT", "RET", "KILL", "BRX", "JMX")
 
 
@@ -95,7 +97,8 @@ def parse(text: str) -> list[Instruction]:
 
 def _instruction(match: re.Match[str], address: int, labels: dict[str, int]) -> Instruction:
     _, predicate, opcode, operands = match.groups()
-    jump = _TARGET.search(operands) if opcode.split(".")[0] in _JUMPS else None
+    is_jump = opcode.split(".")[0] in _JUMPS and not opcode.startswith(_DIVERGED)
+    jump = _TARGET.search(operands) if is_jump else None
     target = labels.get(jump[1]) if jump else None
     return Instruction(address, (predicate or "").strip(), opcode, operands.strip(), target)
 
@@ -281,16 +284,25 @@ def _ends_block(instruction: Instruction) -> bool:
 
 
 def _successors(blocks: Sequence[Sequence[Instruction]]) -> list[list[int]]:
+    """Return the blocks that may follow each basic block. Blocks that the entry does not reach have none."""
     at = {block[0].address: number for number, block in enumerate(blocks) if block}
     result = []
     for number, block in enumerate(blocks):
         last = block[-1]
         targets = [at[last.target]] if last.target is not None else []
-        falls_through = bool(last.predicate) or not _ends_block(last) or (".U" in last.opcode and "UP" in last.operands)
+        # For sm_80, a predicated CALL.REL.NOINC is a branch out of a loop; any other call returns.
+        falls_through = bool(last.predicate) or not _ends_block(last) or last.name == "CALL"
+        falls_through = falls_through or (".U" in last.opcode and "UP" in last.operands)
         if falls_through and number + 1 < len(blocks):
             targets.append(number + 1)
         result.append(targets)
-    return result
+    reachable, pending = set[int](), [0]
+    while pending:
+        number = pending.pop()
+        if number not in reachable:
+            reachable.add(number)
+            pending += result[number]
+    return [targets if number in reachable else [] for number, targets in enumerate(result)]
 
 
 def _dominators(successors: Sequence[Sequence[int]]) -> list[set[int]]:
@@ -309,7 +321,7 @@ def _dominators(successors: Sequence[Sequence[int]]) -> list[set[int]]:
         has_changed = False
         for number in blocks[1:]:
             new = {number} | (
-                set.intersection(*(result[successor] for successor in before[number])) if before[number] else set()
+                set.intersection(*(result[block] for block in before[number])) if before[number] else set(blocks)
             )
             has_changed |= new != result[number]
             result[number] = new

@@ -71,6 +71,23 @@ SPINNING = """
         /*0090*/                   BRA `(.L_x_3) ;
 """
 
+# As ptxas writes a short loop for sm_80: a way around a shuffle, and a call that leaves the loop for good.
+DIVERGING = """
+.L_x_2:
+        /*0000*/                   HMMA.16816.F32.BF16 R48, R48, R40, RZ ;
+        /*0010*/                   BRA.DIV ~URZ, `(.L_x_1) ;
+        /*0020*/                   SHFL.BFLY PT, R32, R35, 0x2, 0x1f ;
+.L_x_4:
+        /*0030*/                   ISETP.LE.AND P1, PT, R73, UR4, PT ;
+        /*0040*/               @P1 CALL.REL.NOINC `(.L_x_0) ;
+        /*0050*/                   BRA `(.L_x_2) ;
+.L_x_0:
+        /*0060*/                   EXIT ;
+.L_x_1:
+        /*0070*/                   WARPSYNC R32 ;
+        /*0080*/                   BRA `(.L_x_4) ;
+"""
+
 KERNEL: dict[str, Any] = {
     "registers": 160,
     "shared_bytes": 98304,
@@ -125,6 +142,13 @@ def test_a_wait_is_no_loop_and_hides_none() -> None:
     assert loop.always.mma_operations == 2 * 16 * 8 * 16
     assert loop.always.shared_bytes == 32 * 16
     assert loop.conditional.instructions == 3
+
+
+def test_a_branch_for_diverged_threads_and_a_call_out_of_it_do_not_hide_a_loop() -> None:
+    (loop,) = sass.loops(sass.parse(DIVERGING))
+    assert (loop.head, loop.latch, loop.is_innermost) == (0x0, 0x50, True)
+    assert (loop.always.instructions, loop.conditional.instructions) == (6, 0)
+    assert loop.always.mma_operations == 2 * 16 * 8 * 16
 
 
 def test_code_without_a_loop_has_no_main_loop() -> None:
