@@ -30,8 +30,8 @@ from triton.runtime.jit import create_function_from_signature
 
 from benchmarks import sass
 from benchmarks.roofline import Shape
-from nsa_attention.ops.fused import descriptors, tuning
 from nsa_attention.ops.fused import launch as launching
+from nsa_attention.ops.fused import tuning
 from nsa_attention.ops.fused.backend import FusedBackend
 from nsa_attention.ops.fused.gated_attention import gated_attention
 from nsa_attention.ops.fused.launch import Tile
@@ -95,8 +95,8 @@ def launches(
     """Return all kernel launches in one forward and backward pass, in order.
 
     Each kernel is launched with its first `tiles_per_kernel` candidate tiles, or with its tile in `tiles`, by kernel
-    name. Descriptors are used as on a GPU of this compute capability (90 means 9.0). With `separate`, each branch and
-    the gated sum are operators of their own, as in a layer; otherwise a single operator computes everything.
+    name. Tiles and descriptors are those of a GPU of this compute capability (90 means 9.0). With `separate`, each
+    branch and the gated sum are operators of their own, as in a layer; otherwise a single operator computes everything.
     """
     with without_kernels(tiles, tiles_per_kernel, capability) as noted_launches:
         for run in (_separate_operators if separate else _joint_operator)(shape, dtype):
@@ -145,10 +145,10 @@ def without_kernels(
             run(preferred)
         current.clear()
 
-    def supports_descriptors(tensor: Tensor) -> bool:
-        return capability >= 90 and tensor.element_size() == 2
+    def compute_capability(_device: torch.device) -> int:
+        return capability
 
-    with _replace_functions(launch=note, run_best=run_first, supports_descriptors=supports_descriptors):
+    with _replace_functions(launch=note, run_best=run_first, compute_capability=compute_capability):
         yield noted_launches
 
 
@@ -239,7 +239,7 @@ def _replace_functions(**functions: Callable[..., Any]) -> Iterator[None]:
     originals = {
         "launch": launching.launch,
         "run_best": tuning.run_best,
-        "supports_descriptors": descriptors.supports_descriptors,
+        "compute_capability": launching.compute_capability,
     }
     package = launching.__name__.rpartition(".")[0]
     modules = [module for name, module in sys.modules.items() if name.startswith(package)]
@@ -298,7 +298,7 @@ def compile_launch(launch: Launch, capability: int) -> Any:
 
 def disassemble(cubin: bytes) -> str:
     """Return the machine code (SASS) of a compiled kernel as text."""
-    return _tool("nvdisasm", "-c", cubin=cubin)
+    return _tool("nvdisasm", "-c", "-hex", cubin=cubin)
 
 
 def register_usage(cubin: bytes) -> tuple[int, int]:
@@ -308,11 +308,11 @@ def register_usage(cubin: bytes) -> tuple[int, int]:
     return int(keywords["REG"]), int(keywords["STACK"])
 
 
-def _tool(name: str, option: str, *, cubin: bytes) -> str:
+def _tool(name: str, *options: str, cubin: bytes) -> str:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        return subprocess.run([_BIN / name, option, file.name], capture_output=True, text=True, check=True).stdout
+        return subprocess.run([_BIN / name, *options, file.name], capture_output=True, text=True, check=True).stdout
 
 
 def main_loop_body(ttgir: str) -> list[str]:

@@ -1,14 +1,15 @@
 """Predict the execution time of a GPU kernel from its machine code, without any measurement.
 
 A multiprocessor holds a few programs at a time. One pass of a program through its loop uses several stations: tensor
-cores, issue slots (including slower pipes), shared memory, L2 and memory. A single program uses the stations one after
-another and waits for its loads, which takes `alone` cycles. With many programs only the busiest station counts, which
-takes `busiest` cycles. With k programs a pass takes
+cores, issue slots (including slower pipes), shared memory, L2 and memory. A program that runs alone needs `alone`
+cycles for a pass. With many programs only the busiest station counts, which takes `busiest` cycles. With k programs a
+pass takes
 
-    busiest + (1 - overlap) * (alone - busiest) / k
+    slowdown * (busiest + (alone - busiest) / k)
 
-For k = 1 and overlap 0 this is `alone`. For two equally busy stations it equals the mean value analysis of a closed
-queueing network with k customers. `overlap` accounts for the work that the warps of a single program do in parallel.
+For two equally busy stations this is the mean value analysis of a closed queueing network with k customers. `alone` is
+simulated from the compiler's schedule (warp_schedule.py). `slowdown` is fitted to published times (calibration.py). It
+covers what is not modelled, such as bank conflicts and the clock under load. Memory is a limit of its own.
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ from benchmarks.sass import LANES, mma_operations, operand_bytes
 
 @dataclass(frozen=True, kw_only=True)
 class Constants:
-    """Hardware constants of an H200 GPU. The source of each number is in `REASONS`."""
+    """Hardware constants of a GPU. The source of each number is in `REASONS`."""
 
+    capability: int = 90
     multiprocessors: int = 132
     clock_hz: float = 1.755e9
     registers: int = 65536
@@ -37,13 +39,12 @@ class Constants:
     warp_products_share: float = 0.63
     shared_bytes_per_cycle: int = 128
     l2_bytes: float = 60e6
-    l2_bytes_per_s: float = 7.0e12
+    l2_bytes_per_s: float = 5.6e12
     l2_latency_cycles: int = 270
     load_bytes_per_cycle: int = 64
     memory_bytes_per_s: float = 4.3e12
     memory_latency_cycles: int = 600
-    barrier_cycles: int = 30
-    overlap: float = 0.0
+    slowdown: float = 1.37
     torch_operation_us: float = 5.0
     kernel_launch_us: float = 20.0
     own_operator_us: float = 30.0
@@ -51,9 +52,11 @@ class Constants:
 
 
 REASONS = {
-    "multiprocessors": "of an H200 (and an H100) SXM",
-    "clock_hz": "boost under load: between 1.395 GHz at a power limit (Chips and Cheese, 2023) and 1.98 GHz at most",
-    "registers": "of a multiprocessor, CUDA programming guide, compute capability 9.0",
+    "capability": "compute capability, times ten",
+    "multiprocessors": "132 of an H100 and an H200 SXM, 108 of an A100",
+    "clock_hz": "boost under load: H100 between 1.395 GHz at a power limit (Chips and Cheese, 2023) and 1.98 GHz at "
+    "most; an A100 stays at 1.41 GHz (same source)",
+    "registers": "of a multiprocessor, CUDA programming guide, compute capabilities 8.0 and 9.0",
     "shared_bytes": "of a multiprocessor, same table",
     "reserved_bytes": "of each program's shared memory for the system, same table",
     "warps": "of a multiprocessor, same table",
@@ -61,28 +64,36 @@ REASONS = {
     "half_rate_cycles": "comparisons, integers, conversions: 64 lanes a cycle and multiprocessor (throughput table)",
     "exponential_cycles": "16 lanes a cycle and multiprocessor (throughput table)",
     "operations_per_s": "a large bfloat16 product of random data in torch, as benchmarks/roofline.py has it",
-    "warp_products_share": "mma.sync reaches 62.9 % of wgmma's rate on Hopper (arXiv 2402.13499)",
+    "warp_products_share": "mma.sync reaches 62.9 % of wgmma's rate on Hopper (arXiv 2402.13499); an A100 has no wgmma",
     "shared_bytes_per_cycle": "32 banks of 4 bytes",
-    "l2_bytes": "what torch reports for an H200",
-    "l2_bytes_per_s": "5120 bytes a cycle (A100 white paper) at 1.755 GHz; 78 % are reached (5.6 TB/s at 1.4 GHz)",
+    "l2_bytes": "what torch reports for an H200; 50 MB of an H100, 40 MB of an A100 (data sheets)",
+    "l2_bytes_per_s": "H100: 5.6 TB/s measured (Chips and Cheese, 2023); A100: the same share of 5120 bytes a cycle",
     "l2_latency_cycles": "of a hit: measured 220 to 340 on GPUs of the same family",
     "load_bytes_per_cycle": "that one multiprocessor takes from L2 while others compute (A100 white paper)",
     "memory_bytes_per_s": "a copy in torch, as benchmarks/roofline.py has it",
     "memory_latency_cycles": "of a miss, about twice a hit's",
-    "barrier_cycles": "from the last warp's arrival to the next instruction, at least",
-    "overlap": "no source: calibrated, see CALIBRATED",
+    "slowdown": "fitted to the published times in benchmarks/results/calibration.json, see calibration.py",
     "torch_operation_us": "of a small operation on the host with its launch: 4 to 6 us in eager mode",
     "kernel_launch_us": "of a Triton kernel with some forty arguments from Python",
     "own_operator_us": "a torch.library.custom_op around kernels, written in Python",
     "small_kernel_us": "least time of a kernel on the device with the gap behind it",
 }
-FIRST = Constants()
-# `overlap` is the only number without a source. With 0, the kernels of 2026-11-23 would take 54 ms forward and 128 ms
-# backward for 64k tokens with random selections. An independent review computed 35 to 41 ms and 66 to 99 ms; 0.7 gives
-# times within both ranges.
-CALIBRATED = replace(FIRST, overlap=0.7)
-HISTORY: dict[str, Constants] = {"first": FIRST, "calibrated": CALIBRATED}
-"""All sets of constants with which recorded states are shown, the oldest first. Add new sets; never change one."""
+H200 = Constants()
+H100 = replace(H200, l2_bytes=50e6, memory_bytes_per_s=3.0e12)
+A100 = replace(
+    H200,
+    capability=80,
+    multiprocessors=108,
+    clock_hz=1.41e9,
+    shared_bytes=164 * 1024,
+    operations_per_s=280e12,
+    warp_products_share=1.0,
+    l2_bytes=40e6,
+    l2_bytes_per_s=4.5e12,
+    memory_bytes_per_s=1.8e12,
+    slowdown=1.21,
+)
+GPUS = {"A100": A100, "H100": H100, "H200": H200}
 STATIONS = ("tensor", "issue", "shared", "l2", "memory")
 
 
@@ -117,12 +128,13 @@ def predict(kernel: Mapping[str, Any], work: Mapping[str, Any], constants: Const
     at_once = programs_at_once(kernel["registers"], kernel["shared_bytes"], kernel["warps"], constants)
     outside, passes = _outside(kernel, work, constants), work["passes"]
     step = _step(kernel, work, constants, at_once) if passes else Cycles({}, 0.0)
-    of_pass, of_program = (cycles.cycles_per_pass(at_once, constants) for cycles in (step, outside))
+    of_pass = constants.slowdown * step.cycles_per_pass(at_once)
+    of_program = outside.cycles_per_pass(at_once)
     programs = max(1, work["programs"])
     slots = constants.multiprocessors
     each = passes / programs * of_pass + of_program  # cycles of one program
     together = programs * each / slots + each * at_once / 2  # half of the last wave of programs is lost
-    longest = work["longest"] * step.cycles_per_pass(1, constants) + outside.cycles_per_pass(1, constants)
+    longest = work["longest"] * constants.slowdown * step.cycles_per_pass(1) + outside.cycles_per_pass(1)
     seconds = max(max(together if programs > slots * at_once else 0, longest) / constants.clock_hz, 0)
     alone = {
         name: (passes * step.stations.get(name, 0) + programs * outside.stations.get(name, 0))
@@ -140,7 +152,7 @@ def predict(kernel: Mapping[str, Any], work: Mapping[str, Any], constants: Const
     )
 
 
-def programs_at_once(registers: int, shared_bytes: int, warps: int, constants: Constants = FIRST) -> int:
+def programs_at_once(registers: int, shared_bytes: int, warps: int, constants: Constants = H200) -> int:
     """Return the number of programs (thread blocks) that fit on one multiprocessor at the same time."""
     of_warp = -(-max(registers, 24) * 32 // 256) * 256
     by_shared = constants.shared_bytes // (shared_bytes + constants.reserved_bytes)
@@ -154,10 +166,10 @@ class Cycles:
     stations: dict[str, float]  # busy cycles of each station
     alone: float  # cycles if only one program runs
 
-    def cycles_per_pass(self, at_once: int, constants: Constants) -> float:
+    def cycles_per_pass(self, at_once: int) -> float:
         """Return the clock cycles per loop pass if `at_once` programs share the multiprocessor."""
-        busiest = max(self.stations.values(), default=0.0)
-        return busiest + (1 - constants.overlap) * max(0.0, self.alone - busiest) / at_once
+        busiest = max((cycles for name, cycles in self.stations.items() if name != "memory"), default=0.0)
+        return busiest + max(0.0, self.alone - busiest) / at_once
 
 
 def _step(kernel: Mapping[str, Any], work: Mapping[str, Any], constants: Constants, at_once: int) -> Cycles:
@@ -175,11 +187,22 @@ def _step(kernel: Mapping[str, Any], work: Mapping[str, Any], constants: Constan
         "l2": loaded_bytes * per_cycle / constants.l2_bytes_per_s,
         "memory": missed_bytes * per_cycle / constants.memory_bytes_per_s,
     }
-    busy = products + issue + constants.barrier_cycles * count["barriers"]
-    latency = constants.l2_latency_cycles + loaded_bytes / constants.load_bytes_per_cycle if loaded_bytes else 0.0
-    # With more than two stages, loads are issued (stages - 2) passes ahead and overlap with computation.
-    wait_cycles = max(0.0, latency - max(0, kernel["stages"] - 2) * busy)
-    return Cycles(stations, busy + wait_cycles)
+    # Copies by descriptor are not simulated. They are issued (stages - 1) passes ahead, the last of which is the wait.
+    alone = _scheduled_cycles(kernel, work)
+    described_bytes = kernel["described_bytes"]
+    latency = constants.l2_latency_cycles + described_bytes / constants.load_bytes_per_cycle if described_bytes else 0.0
+    return Cycles(stations, max(alone, latency - max(0, kernel["stages"] - 2) * alone))
+
+
+def _scheduled_cycles(kernel: Mapping[str, Any], work: Mapping[str, Any]) -> float:
+    """Return the average cycles of a pass of a program that runs alone, as simulated by warp_schedule.py."""
+    at_edges = work.get("edges", 0) / work["passes"] if kernel.get("edge_loop") else 0.0
+
+    def average(prefix: str) -> float:
+        always, everything = (kernel[f"{prefix}{name}_cycles"] for name in ("always", "all"))
+        return float(always + work["conditional"] * (everything - always))
+
+    return (1 - at_edges) * average("") + (at_edges * average("edge_") if at_edges else 0.0)
 
 
 def _counts_of_pass(kernel: Mapping[str, Any], work: Mapping[str, Any]) -> dict[str, float]:

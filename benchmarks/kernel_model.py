@@ -1,4 +1,4 @@
-"""Predict the execution time of the full NSA operation on an H200, without a GPU.
+"""Predict the execution time of the full NSA operation on an A100 and an H200, without a GPU.
 
     python benchmarks/kernel_model.py                                        8k, 32k and 64k tokens, random selections
     python benchmarks/kernel_model.py --choices correlated --tokens 65536    neighbouring queries share 80, 95 and 98 %
@@ -32,12 +32,14 @@ from rich.console import Console  # noqa: E402
 from benchmarks import kernel_model_report as report  # noqa: E402
 from benchmarks import sass  # noqa: E402
 from benchmarks.compiled import CompiledKernel, Launch, Tile, compile_and_read, compile_launch, disassemble, launches  # noqa: E402
-from benchmarks.device_model import HISTORY, STATIONS, predict  # noqa: E402
+from benchmarks.device_model import GPUS, STATIONS, predict  # noqa: E402
+from benchmarks.generated_docs import PAGE, write_page  # noqa: E402
 from benchmarks.host_cost import host_cost  # noqa: E402
 from benchmarks.kernel_work import work  # noqa: E402
 from benchmarks.provenance import measurement_context  # noqa: E402
 from benchmarks.roofline import Shape  # noqa: E402
 from benchmarks.synthetic_selections import make_selections, neighbour_overlap  # noqa: E402
+from benchmarks.warp_schedule import MULTIPROCESSORS, cycles_per_pass  # noqa: E402
 from nsa_attention.ops.fused import tuning  # noqa: E402
 
 RESULTS = REPOSITORY / "benchmarks" / "results" / "kernel_model.json"
@@ -50,13 +52,17 @@ COMPILED_TOKENS = 32768
 
 
 def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(description="Predict what the whole operation costs on an H200, without one.")
+    parser = argparse.ArgumentParser(
+        description="Predict what the whole operation costs on an A100 and an H200, without one."
+    )
     parser.add_argument("--tokens", type=int, nargs="+", default=TOKENS)
     parser.add_argument("--choices", nargs="+", default=["random"], choices=list(SHARED))
-    parser.add_argument("--arch", type=int, nargs="+", default=[90], choices=ARCHITECTURES, help="times are for 90")
+    parser.add_argument(
+        "--arch", type=int, nargs="+", default=[90], choices=ARCHITECTURES, help="times are for 80 and 90"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="add the state under its label to the states in FILE")
     parser.add_argument("--label", default="now", help="name of the state; replaces a state of the same name")
-    parser.add_argument("--docs", action="store_true", help=f"write the recorded tables into {report.PAGE}")
+    parser.add_argument("--docs", action="store_true", help=f"write the recorded tables into {PAGE}")
     parser.add_argument("--kernel", help="only print the loops of this kernel")
     parser.add_argument("--tile", type=parse_tile, metavar="R,K,W,S", help="for --kernel: rows, keys, warps and stages")
     parser.add_argument("--sass", type=Path, metavar="FILE", help="for --kernel: write its machine code to FILE")
@@ -64,7 +70,7 @@ def main(arguments: list[str]) -> int:
     if options.docs:
         model, selections = (json.loads(path.read_text(encoding="utf-8")) for path in (RESULTS, CHOICES))
         sections = {report.MARKS: report.section(model), report.CHOICES_MARKS: report.choices_section(selections)}
-        report.write_page(REPOSITORY / report.PAGE, sections)
+        write_page(REPOSITORY / PAGE, sections)
         return 0
     if options.kernel:
         return print_kernel(parser, options)
@@ -76,9 +82,7 @@ def main(arguments: list[str]) -> int:
     state = {"label": options.label, **measurement_context(__file__, arguments), **predicted_state(options)}
     states = [old_state for old_state in recorded_states if old_state["label"] != options.label] + [state]
     if options.json:
-        constants = {name: asdict(constants) for name, constants in HISTORY.items()}
-        result = {"constants": constants, "states": states}
-        options.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        options.json.write_text(json.dumps({"states": states}, indent=1) + "\n", encoding="utf-8")
     for table in report.screen(state):
         Console(width=None if sys.stdout.isatty() else 200).print(table)
     return 0
@@ -104,30 +108,27 @@ def predicted_state(options: argparse.Namespace) -> dict[str, Any]:
 
     Times are computed from them later, by kernel_model_report.milliseconds.
     """
+    capabilities = sorted({90, *options.arch})
     shape = Shape(tokens=COMPILED_TOKENS)
+    shares = [share for name in options.choices for share in SHARED[name]]
     return {
         "triton": version("triton"),
-        "kernels": kernel_rows(
-            {capability: launches(shape, capability=capability) for capability in sorted({90, *options.arch})}
+        "kernels": kernel_rows({capability: launches(shape, capability=capability) for capability in capabilities}),
+        "scenarios": list(
+            _scenarios(options.tokens, shares, [each for each in capabilities if each in MULTIPROCESSORS])
         ),
-        "scenarios": list(_scenarios(options.tokens, [share for name in options.choices for share in SHARED[name]])),
         "host": {str(tokens): host_cost(Shape(tokens=tokens)) for tokens in options.tokens},
     }
 
 
 def kernel_rows(launches_by_capability: Mapping[int, Sequence[Launch]]) -> dict[str, Any]:
-    """Map the name of each kernel to its tile size and the properties of its machine code."""
-    return {
-        f"{launches_of_kernel[0].part}/{launches_of_kernel[0].name}": {
-            "tile": list(asdict(launches_of_kernel[0].tile).values()) if launches_of_kernel[0].tile else None,
-            "stages": launches_of_kernel[0].stages,
-            **{
-                f"sm_{capability}": _row_of(launch, capability)
-                for capability, launch in zip(launches_by_capability, launches_of_kernel, strict=True)
-            },
-        }
-        for launches_of_kernel in zip(*launches_by_capability.values(), strict=True)
-    }
+    """Map the name of each kernel, and of each architecture, to the properties of its machine code."""
+    rows: dict[str, Any] = {}
+    for capability, launches_of_capability in launches_by_capability.items():
+        for launch in launches_of_capability:
+            row = _row_of(launch, capability)
+            rows.setdefault(f"{launch.part}/{launch.name}", {})[f"sm_{capability}"] = row
+    return rows
 
 
 def _row_of(launch: Launch, capability: int) -> dict[str, Any]:
@@ -135,17 +136,26 @@ def _row_of(launch: Launch, capability: int) -> dict[str, Any]:
 
     Real runs on such a GPU try the next tile.
     """
+    tile = list(asdict(launch.tile).values()) if launch.tile else None
     try:
-        return code_row(compile_and_read(launch, capability), launch.stages)
+        return {"tile": tile, **code_row(compile_and_read(launch, capability), launch.stages, capability)}
     except RuntimeError as error:
-        if f"sm_{capability}" == report.ARCHITECTURE or not tuning.is_unsupported_tile(error):
+        if capability in MULTIPROCESSORS or not tuning.is_unsupported_tile(error):
             raise
-        return {"refused": str(error)}
+        return {"tile": tile, "refused": str(error)}
 
 
-def code_row(code: CompiledKernel, stages: int) -> dict[str, Any]:
-    """Return the properties of a compiled kernel as a dictionary."""
+def code_row(code: CompiledKernel, stages: int, capability: int) -> dict[str, Any]:
+    """Return the properties of a compiled kernel as a dictionary.
+
+    The cycles of a pass are those of a program that runs alone, with and without the conditional part of the loop.
+    """
     loop, edge = code.loop, sass.edge_loop(code.loops)
+    cycles: dict[str, float] = {}
+    if capability in MULTIPROCESSORS:
+        for prefix, part in (("", loop), ("edge_", edge)):
+            for name, body in (("always", part.always_body if part else ()), ("all", part.body if part else ())):
+                cycles[f"{prefix}{name}_cycles"] = round(cycles_per_pass(body, code.warps, capability), 1)
     return {
         "registers": code.registers,
         "spilled_bytes": code.spilled_bytes,
@@ -161,13 +171,16 @@ def code_row(code: CompiledKernel, stages: int) -> dict[str, Any]:
         "edge_conditional": asdict(edge.conditional) if edge else {},
         "written_operations": code.dot_operations,
         "described_bytes": code.described_bytes,
+        **cycles,
     }
 
 
-def _scenarios(lengths: Sequence[int], shares: Sequence[float]) -> Iterator[dict[str, Any]]:
+def _scenarios(
+    lengths: Sequence[int], shares: Sequence[float], capabilities: Sequence[int]
+) -> Iterator[dict[str, Any]]:
     for tokens in lengths:
         shape = Shape(tokens=tokens)
-        all_launches = launches(shape)
+        all_launches = {capability: launches(shape, capability=capability) for capability in capabilities}
         for share in shares:
             indices = make_selections(tokens, count=shape.select_count, select_len=shape.select_len, shared=share)
             yield {
@@ -175,7 +188,10 @@ def _scenarios(lengths: Sequence[int], shares: Sequence[float]) -> Iterator[dict
                 "shared": share,
                 "shared_by_neighbours": round(neighbour_overlap(indices), 4),
                 "work": {
-                    f"{launch.part}/{launch.name}": asdict(work(launch, shape, indices)) for launch in all_launches
+                    f"sm_{capability}": {
+                        f"{launch.part}/{launch.name}": asdict(work(launch, shape, indices)) for launch in each
+                    }
+                    for capability, each in all_launches.items()
                 },
             }
 
@@ -193,8 +209,8 @@ def print_kernel(parser: argparse.ArgumentParser, options: argparse.Namespace) -
         for launch in matching:
             code = compile_and_read(launch, capability)
             print("\n".join(_lines(launch, code, capability)))
-            if capability == 90:
-                print(_predicted_line(launch, code, shape))
+            if capability in MULTIPROCESSORS:
+                print(_predicted_line(launch, code, shape, capability))
         if options.sass:
             options.sass.write_text(
                 disassemble(compile_launch(matching[-1], capability).asm["cubin"]), encoding="utf-8"
@@ -223,17 +239,17 @@ def _lines(launch: Launch, code: CompiledKernel, capability: int) -> Iterator[st
         yield f"  bytes of a pass by descriptor: {code.described_bytes}"
 
 
-def _predicted_line(launch: Launch, code: CompiledKernel, shape: Shape) -> str:
+def _predicted_line(launch: Launch, code: CompiledKernel, shape: Shape, capability: int) -> str:
     work_counts = asdict(
         work(launch, shape, make_selections(shape.tokens, count=shape.select_count, select_len=shape.select_len))
     )
-    predictions = {
-        name: predict(code_row(code, launch.stages), work_counts, constants) for name, constants in HISTORY.items()
-    }
-    newest = list(predictions.values())[-1]
-    stations = ", ".join(f"{name} {getattr(newest, f'{name}_ms'):.2f}" for name in STATIONS)
-    milliseconds = ", ".join(f"{prediction.ms:.2f} ({name})" for name, prediction in predictions.items())
-    return f"  predicted at {shape.tokens} tokens on random choices, ms: {milliseconds}; alone {stations}"
+    gpu = next(gpu for gpu in report.SHOWN_GPUS if GPUS[gpu].capability == capability)
+    prediction = predict(code_row(code, launch.stages, capability), work_counts, GPUS[gpu])
+    stations = ", ".join(f"{name} {getattr(prediction, f'{name}_ms'):.2f}" for name in STATIONS)
+    return (
+        f"  predicted at {shape.tokens} tokens on random choices: {prediction.ms:.2f} ms on an {gpu}; "
+        f"the stations alone {stations}"
+    )
 
 
 def _numbers(counts: dict[str, Any]) -> str:

@@ -1,49 +1,58 @@
 """Show the results of benchmarks/kernel_model.py in the terminal and in performance.md.
 
-The record contains no times. They are computed from code, work and a set of constants, so every state can be shown with
-every set.
+The record contains no times. They are computed from code, work and the constants of a GPU, so every recorded state can
+be shown with the newest constants.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from rich.table import Table
 
-from benchmarks.device_model import HISTORY, STATIONS, Constants, Prediction, host_ms, predict, torch_ms
+from benchmarks.calibration import Accuracy, accuracy, band_ms, read_cases
+from benchmarks.device_model import GPUS, STATIONS, Constants, Prediction, host_ms, predict, torch_ms
+from benchmarks.generated_docs import markdown_table
 from benchmarks.roofline import Shape, floors_ms
 
-PAGE = "docs/internals/nsa/performance.md"
 MARKS = ("<!-- kernel model: begin -->", "<!-- kernel model: end -->")
 CHOICES_MARKS = ("<!-- choices: begin -->", "<!-- choices: end -->")
 PASSES = ("forward", "backward")
 PARTS = ("compressed", "importance", "selected", "sliding", "mix", "torch")
-DEVICE = "H200"
-ARCHITECTURE = "sm_90"
-NEWEST = list(HISTORY)[-1]
+# The GPUs that times are predicted for, with the GPU whose published times calibrate them.
+SHOWN_GPUS = {"H200": "H100", "A100": "A100"}
 SHOWN_TOKENS = 65536
 
 
-def milliseconds(state: Mapping[str, Any], scenario: Mapping[str, Any], constants: Constants) -> dict[str, Prediction]:
+def architecture(gpu: str) -> str:
+    """Return the name of a GPU's architecture, such as "sm_90"."""
+    return f"sm_{GPUS[gpu].capability}"
+
+
+def milliseconds(state: Mapping[str, Any], scenario: Mapping[str, Any], gpu: str) -> dict[str, Prediction]:
     """Map the name "part/kernel" of each kernel to its predicted execution time."""
+    name_of_code = architecture(gpu)
     return {
-        name: predict(state["kernels"][name][ARCHITECTURE], work, constants) for name, work in scenario["work"].items()
+        name: predict(state["kernels"][name][name_of_code], work, GPUS[gpu])
+        for name, work in scenario["work"][name_of_code].items()
     }
 
 
 def pass_of(kernel: str) -> str:
     """Return the pass, "backward" or "forward", in which the named kernel runs."""
-    return "backward" if "backward" in kernel else "forward"
+    return "backward" if "backward" in kernel or kernel.endswith(BACKWARD_LISTS) else "forward"
 
 
-def sums(state: Mapping[str, Any], scenario: Mapping[str, Any], constants: Constants) -> dict[str, dict[str, float]]:
+BACKWARD_LISTS = ("selected_keys", "selected_segments")
+
+
+def sums(state: Mapping[str, Any], scenario: Mapping[str, Any], gpu: str) -> dict[str, dict[str, float]]:
     """Return, for each pass (forward or backward), the predicted time of each part of the operation in milliseconds."""
-    result = {}
+    result, constants = {}, GPUS[gpu]
     for direction in PASSES:
         parts = dict.fromkeys(PARTS, 0.0)
-        for name, prediction in milliseconds(state, scenario, constants).items():
+        for name, prediction in milliseconds(state, scenario, gpu).items():
             if pass_of(name) == direction:
                 parts[name.split("/")[0]] += prediction.ms
         operations = state["host"][str(scenario["tokens"])][direction]
@@ -64,42 +73,44 @@ def floor_ms(work: Mapping[str, Any], code: Mapping[str, Any], constants: Consta
 def screen(state: Mapping[str, Any]) -> Iterator[Table]:
     """Yield the tables that show one recorded prediction in the terminal."""
     for scenario in state["scenarios"]:
-        title = f"{scenario['tokens']} tokens, {_choices(scenario)}: predicted milliseconds on an {DEVICE}"
-        table = Table(title=title, title_justify="left")
-        for number, name in enumerate(("kernel", *_COLUMNS, *(f"{name} ms" for name in HISTORY), "floor", "limit")):
-            table.add_column(name, justify="left" if number == 0 else "right")
-        for cells in _kernel_rows(state, scenario):
-            table.add_row(*cells)
-        yield table
+        for gpu in _gpus(state):
+            title = f"{scenario['tokens']} tokens, {_choices(scenario)}: predicted milliseconds on an {gpu}"
+            table = Table(title=title, title_justify="left")
+            for number, name in enumerate(("kernel", *_COLUMNS, "ms", "floor", "limit")):
+                table.add_column(name, justify="left" if number == 0 else "right")
+            for cells in _kernel_rows(state, scenario, gpu):
+                table.add_row(*cells)
+            yield table
     table = Table(title="sums", title_justify="left")
-    for name in ("tokens", "choices", "way", *HISTORY, "floor", "torch operations", "launches", "host"):
+    for name in ("GPU", *_SUM_COLUMNS):
         table.add_column(name, justify="right")
     for cells in _sum_rows([state]):
         table.add_row(*cells[1:])
     yield table
 
 
+def _gpus(state: Mapping[str, Any]) -> list[str]:
+    """Return the GPUs for whose architecture a state was recorded."""
+    return [gpu for gpu in SHOWN_GPUS if all(architecture(gpu) in kernel for kernel in state["kernels"].values())]
+
+
 _COLUMNS = ("tile", "loop", "registers", "spills", "barriers", "KB a pass", "issued", "walked", "passes", "k")
 
 
-def _kernel_rows(state: Mapping[str, Any], scenario: Mapping[str, Any]) -> Iterator[list[str]]:
-    columns = [milliseconds(state, scenario, constants) for constants in HISTORY.values()]
-    constants = HISTORY[NEWEST]
-    for name, work in scenario["work"].items():
-        kernel = state["kernels"][name]
-        code, newest = kernel[ARCHITECTURE], columns[-1][name]
+def _kernel_rows(state: Mapping[str, Any], scenario: Mapping[str, Any], gpu: str) -> Iterator[list[str]]:
+    for name, prediction in milliseconds(state, scenario, gpu).items():
+        work, code = scenario["work"][architecture(gpu)][name], state["kernels"][name][architecture(gpu)]
         yield [
             name.replace("/", " "),
-            *_code_cells(kernel, work),
-            str(newest.programs_at_once),
-            *(f"{column[name].ms:.2f}" for column in columns),
-            f"{floor_ms(work, code, constants):.2f}",
-            newest.limit,
+            *_code_cells(code, work),
+            str(prediction.programs_at_once),
+            f"{prediction.ms:.2f}",
+            f"{floor_ms(work, code, GPUS[gpu]):.2f}",
+            prediction.limit,
         ]
 
 
-def _code_cells(kernel: Mapping[str, Any], work: Mapping[str, Any]) -> list[str]:
-    code = kernel[ARCHITECTURE]
+def _code_cells(code: Mapping[str, Any], work: Mapping[str, Any]) -> list[str]:
     loop, conditional = code["loop"], code["conditional"]
     if not loop:
         return ["", "", str(code["registers"]), _spill_cell(code), "", "", "", "", ""]
@@ -111,7 +122,7 @@ def _code_cells(kernel: Mapping[str, Any], work: Mapping[str, Any]) -> list[str]
         length += f"; {code['edge_loop']['instructions']} in {work['edges'] / work['passes']:.0%}"
     written_operations = code["written_operations"]
     return [
-        ", ".join(map(str, kernel["tile"])) if kernel["tile"] else "",
+        ", ".join(map(str, code["tile"])) if code["tile"] else "",
         length,
         str(code["registers"]),
         _spill_cell(code),
@@ -131,25 +142,38 @@ def _choices(scenario: Mapping[str, Any]) -> str:
     return f"neighbours share {scenario['shared']:.0%}" if scenario["shared"] else "random choices"
 
 
+_SUM_COLUMNS = ("tokens", "choices", "pass", "ms", "range", "floor", "torch operations", "launches", "host ms")
+
+
 def _sum_rows(states: Sequence[Mapping[str, Any]]) -> Iterator[list[str]]:
+    cases = read_cases()
+    errors = {gpu: accuracy(cases, calibrated) for gpu, calibrated in SHOWN_GPUS.items()}
     for state in states:
         for scenario in state["scenarios"]:
-            floors = floors_ms(Shape(tokens=scenario["tokens"]), DEVICE)
-            assert floors is not None
-            columns = [sums(state, scenario, constants) for constants in HISTORY.values()]
-            for direction in PASSES:
-                operations = state["host"][str(scenario["tokens"])][direction]
-                yield [
-                    state["label"],
-                    str(scenario["tokens"]),
-                    _choices(scenario),
-                    direction,
-                    *(f"{column[direction]['whole']:.2f}" for column in columns),
-                    f"{floors['whole'][direction]:.2f}",
-                    str(operations["operations"]),
-                    str(operations["launches"]),
-                    f"{columns[-1][direction]['host']:.2f}",
-                ]
+            for gpu in _gpus(state):
+                floors = floors_ms(Shape(tokens=scenario["tokens"]), gpu)
+                assert floors is not None
+                times = sums(state, scenario, gpu)
+                for direction in PASSES:
+                    operations = state["host"][str(scenario["tokens"])][direction]
+                    yield [
+                        state["label"],
+                        gpu,
+                        str(scenario["tokens"]),
+                        _choices(scenario),
+                        direction,
+                        f"{times[direction]['whole']:.1f}",
+                        _range(times[direction]["whole"], errors[gpu]),
+                        f"{floors['whole'][direction]:.1f}",
+                        str(operations["operations"]),
+                        str(operations["launches"]),
+                        f"{times[direction]['host']:.2f}",
+                    ]
+
+
+def _range(ms: float, error: Accuracy) -> str:
+    low, high = band_ms(ms, error)
+    return f"{low:.0f} to {high:.0f}" if low >= 10 else f"{low:.1f} to {high:.1f}"
 
 
 def section(result: Mapping[str, Any]) -> str:
@@ -157,68 +181,60 @@ def section(result: Mapping[str, Any]) -> str:
     states = result["states"]
     lines = ["", "### The whole operation", "", *_whole(states), "", "### By part", "", *_by_part(states)]
     for state in states:
-        lines += ["", f"### Kernels: {state['label']}", "", _origin(state), "", *_kernels(state)]
-        lines += ["", *_other_architectures(state)]
+        for gpu in _gpus(state):
+            lines += ["", f"### Kernels on an {gpu}: {state['label']}", "", _origin(state, gpu), ""]
+            lines += _kernels(state, gpu)
+        lines += ["", f"### Code for sm_100: {state['label']}", "", *_newest_architecture(state)]
     return "\n".join([*lines, ""])
 
 
-def _origin(state: Mapping[str, Any]) -> str:
+def _origin(state: Mapping[str, Any], gpu: str) -> str:
     return (
-        f"Commit `{state['commit'][:12]}`, triton {state['triton']}, compiled for {ARCHITECTURE} with the tile that is "
-        f"tried first. Milliseconds of {SHOWN_TOKENS} tokens on random choices."
+        f"Commit `{state['commit'][:12]}`, triton {state['triton']}, compiled for {architecture(gpu)} with the tile "
+        f"that is tried first. Milliseconds of {SHOWN_TOKENS} tokens on random choices."
     )
 
 
 def _whole(states: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    head = ["state", "tokens", "choices", "way", *(f"{name} ms" for name in HISTORY), "floor ms"]
-    head += ["torch operations", "launches", "host ms"]
-    yield from _table(head, _sum_rows(states))
+    yield from markdown_table(["state", "GPU", *_SUM_COLUMNS], _sum_rows(states))
 
 
 def _by_part(states: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     cells = []
     for state in states:
-        for scenario in (candidate for candidate in state["scenarios"] if candidate["tokens"] == SHOWN_TOKENS):
-            for direction, parts in sums(state, scenario, HISTORY[NEWEST]).items():
-                cells.append([state["label"], _choices(scenario), direction, *(f"{parts[part]:.2f}" for part in PARTS)])
-    yield from _table(["state", "choices", "way", *PARTS], cells)
+        for gpu in _gpus(state):
+            for scenario in (candidate for candidate in state["scenarios"] if candidate["tokens"] == SHOWN_TOKENS):
+                for direction, parts in sums(state, scenario, gpu).items():
+                    times = [f"{parts[part]:.2f}" for part in PARTS]
+                    cells.append([state["label"], gpu, _choices(scenario), direction, *times])
+    yield from markdown_table(["state", "GPU", "choices", "pass", *PARTS], cells)
 
 
-def _kernels(state: Mapping[str, Any]) -> Iterator[str]:
+def _kernels(state: Mapping[str, Any], gpu: str) -> Iterator[str]:
     scenario = _shown_scenario(state)
     stations = [f"{name} ms" for name in STATIONS]
-    head = ["kernel", *_COLUMNS, *(f"{name} ms" for name in HISTORY), "floor ms", "limit", *stations]
     rows = []
-    predictions = milliseconds(state, scenario, HISTORY[NEWEST])
-    for cells, prediction in zip(_kernel_rows(state, scenario), predictions.values(), strict=True):
+    predictions = milliseconds(state, scenario, gpu)
+    for cells, prediction in zip(_kernel_rows(state, scenario, gpu), predictions.values(), strict=True):
         rows.append([*cells, *(f"{getattr(prediction, f'{name}_ms'):.2f}" for name in STATIONS)])
-    yield from _table(head, rows)
+    yield from markdown_table(["kernel", *_COLUMNS, "ms", "floor ms", "limit", *stations], rows)
 
 
-def _other_architectures(state: Mapping[str, Any]) -> Iterator[str]:
-    others = sorted(
-        {name for kernel in state["kernels"].values() for name in kernel if name.startswith("sm_")} - {ARCHITECTURE},
-        key=lambda name: int(name[3:]),
-    )
-    columns = ("loop", "registers", "spills", "shared KB")
-    head = ["kernel", *(f"{name} {column}" for name in others for column in columns)]
+def _newest_architecture(state: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a table of the code for compute capability 10.0, for which no times are predicted."""
     rows = []
     for name, kernel in state["kernels"].items():
-        cells = [name.replace("/", " ")]
-        for other in others:
-            code = kernel[other]
-            if "refused" in code:
-                cells += ["refused", "", "", ""]
-                continue
-            length = code["loop"].get("instructions", 0) + code["conditional"].get("instructions", 0)
-            cells += [
-                str(length or ""),
-                str(code["registers"]),
-                _spill_cell(code),
-                f"{code['shared_bytes'] / 1024:.0f}",
-            ]
-        rows.append(cells)
-    yield from _table(head, rows) if others else ()
+        code = kernel.get("sm_100", {"refused": "not compiled"})
+        if "refused" in code:
+            rows.append([name.replace("/", " "), "refused", "", "", "", ""])
+            continue
+        length = code["loop"].get("instructions", 0) + code["conditional"].get("instructions", 0)
+        tile = ", ".join(map(str, code["tile"])) if code["tile"] else ""
+        shared = f"{code['shared_bytes'] / 1024:.0f}"
+        rows.append(
+            [name.replace("/", " "), tile, str(length or ""), str(code["registers"]), _spill_cell(code), shared]
+        )
+    yield from markdown_table(["kernel", "tile", "loop", "registers", "spills", "shared KB"], rows)
 
 
 def _shown_scenario(state: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -227,13 +243,6 @@ def _shown_scenario(state: Mapping[str, Any]) -> Mapping[str, Any]:
         (candidate for candidate in scenarios if candidate["tokens"] == SHOWN_TOKENS), scenarios[-1]
     )
     return scenario
-
-
-def _table(head: Sequence[str], rows: Iterator[list[str]] | Sequence[list[str]]) -> Iterator[str]:
-    yield f"| {' | '.join(head)} |"
-    yield "|" + "|".join([" --- ", *(" ---: " for _ in head[1:])]) + "|"
-    for cells in rows:
-        yield f"| {' | '.join(cells)} |"
 
 
 def choices_section(result: Mapping[str, Any]) -> str:
@@ -249,13 +258,4 @@ def choices_section(result: Mapping[str, Any]) -> str:
         f"{result['steps']} steps of {result['train_tokens']} tokens. `union of N` is the number of different blocks"
         " that N neighbouring queries select together:"
     )
-    return "\n".join(["", introduction, "", *_table(head, rows), ""])
-
-
-def write_page(page: Path, sections: Mapping[tuple[str, str], str]) -> None:
-    """Replace the generated sections of a page, each of which lies between a pair of marks."""
-    text = page.read_text(encoding="utf-8")
-    for (begin, end), section in sections.items():
-        before, _, rest = text.partition(begin)
-        text = f"{before}{begin}\n{section}\n{end}{rest.partition(end)[2]}"
-    page.write_text(text, encoding="utf-8")
+    return "\n".join(["", introduction, "", *markdown_table(head, rows), ""])

@@ -1,6 +1,6 @@
 """Analyse the machine code (SASS) of a GPU kernel, in particular its loops.
 
-The input is the output of `nvdisasm -c`. A loop consists of all basic blocks from which its backward branch can be
+The input is the output of `nvdisasm -c -hex`. A loop consists of all basic blocks from which its backward branch can be
 reached without passing the loop's head. Instructions that not every pass executes, because a branch skips them, are
 counted separately (`conditional`). If both targets of a predicated branch are in the loop, both are counted.
 """
@@ -10,11 +10,13 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 LANES = 32  # threads per warp
 _LINE = re.compile(r"^\s*/\*([0-9a-f]{4,})\*/\s+(@!?U?P\w+\s+)?([A-Z][\w.]*)\s*([^;]*);")
 _LABEL = re.compile(r"^(\.L_\w+):")
+_WORD = re.compile(r"/\* 0x([0-9a-f]{16}) \*/")
+_NO_SCOREBOARD = 7
 _TARGET = re.compile(r"`\((\.L_\w+)\)")
 _WAIT = re.compile(r"(WARPGROUP\.)?DEPBAR|SYNCS.*TRYWAIT")
 _SPIN = re.compile(r"SYNCS.*TRYWAIT|UTCATOMSWS")
@@ -23,6 +25,16 @@ _JUMPS = ("BRA", "JMP", "BRX", "JMX", "CALL")
 # Taken only if the threads of a warp diverged, which they do not in the loops of these kernels.
 _DIVERGED = "BRA.DIV"
 _ENDS = ("EXIT", "RET", "KILL", "BRX", "JMX")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """How the compiler scheduled an instruction, as encoded in bits 105 to 121 of the instruction."""
+
+    stall: int = 1  # cycles until the same warp's next instruction
+    sets: int | None = None  # scoreboard that is set until the result is written
+    releases: int | None = None  # scoreboard that is set until the operands are read
+    waits: tuple[int, ...] = ()  # scoreboards that the instruction waits for
 
 
 @dataclass(frozen=True)
@@ -34,6 +46,7 @@ class Instruction:
     opcode: str  # with its modifiers, for example "HGMMA.64x64x16.F32.BF16"
     operands: str
     target: int | None = None  # address of a branch's target, or None
+    schedule: Schedule = Schedule()
 
     @property
     def name(self) -> str:
@@ -72,6 +85,13 @@ class Loop:
     always: Counts  # instructions that every pass executes
     conditional: Counts  # instructions that only some passes execute
     is_innermost: bool
+    body: tuple[Instruction, ...] = field(default=(), repr=False)  # all of its instructions, in the order of addresses
+    conditional_addresses: frozenset[int] = field(default=frozenset(), repr=False)
+
+    @property
+    def always_body(self) -> tuple[Instruction, ...]:
+        """Return the instructions that every pass executes."""
+        return tuple(instruction for instruction in self.body if instruction.address not in self.conditional_addresses)
 
     @property
     def instructions(self) -> int:
@@ -84,23 +104,40 @@ def parse(text: str) -> list[Instruction]:
     labels: dict[str, int] = {}
     pending_labels: list[str] = []
     matches: list[tuple[re.Match[str], int]] = []
+    words: dict[int, list[int]] = {}
     for line in text.splitlines():
         if label := _LABEL.match(line):
             pending_labels.append(label[1])
-        elif match := _LINE.match(line):
+            continue
+        if match := _LINE.match(line):
             address = int(match[1], 16)
             labels |= dict.fromkeys(pending_labels, address)
             pending_labels.clear()
             matches.append((match, address))
-    return [_instruction(match, address, labels) for match, address in matches]
+        if matches and (word := _WORD.search(line)):
+            words.setdefault(matches[-1][1], []).append(int(word[1], 16))
+    return [_instruction(match, address, labels, words.get(address, [])) for match, address in matches]
 
 
-def _instruction(match: re.Match[str], address: int, labels: dict[str, int]) -> Instruction:
+def _instruction(match: re.Match[str], address: int, labels: dict[str, int], words: Sequence[int]) -> Instruction:
     _, predicate, opcode, operands = match.groups()
     is_jump = opcode.split(".")[0] in _JUMPS and not opcode.startswith(_DIVERGED)
     jump = _TARGET.search(operands) if is_jump else None
     target = labels.get(jump[1]) if jump else None
-    return Instruction(address, (predicate or "").strip(), opcode, operands.strip(), target)
+    schedule = _schedule(words[1]) if len(words) == 2 else Schedule()
+    return Instruction(address, (predicate or "").strip(), opcode, operands.strip(), target, schedule)
+
+
+def _schedule(upper_word: int) -> Schedule:
+    """Return the schedule encoded in the upper 64 bits of an instruction."""
+    bits = upper_word >> 41
+    sets, releases, waits = bits >> 5 & 7, bits >> 8 & 7, bits >> 11 & 63
+    return Schedule(
+        stall=bits & 15,
+        sets=None if sets == _NO_SCOREBOARD else sets,
+        releases=None if releases == _NO_SCOREBOARD else releases,
+        waits=tuple(number for number in range(6) if waits >> number & 1),
+    )
 
 
 def loops(instructions: Sequence[Instruction]) -> list[Loop]:
@@ -132,6 +169,10 @@ def loops(instructions: Sequence[Instruction]) -> list[Loop]:
                     instruction for block in sorted(body - always_executed) for instruction in blocks[block]
                 ),
                 is_innermost=not inner,
+                body=tuple(instruction for block in sorted(body) for instruction in blocks[block]),
+                conditional_addresses=frozenset(
+                    instruction.address for block in body - always_executed for instruction in blocks[block]
+                ),
             )
         )
     return sorted(result, key=lambda loop: -loop.instructions)
@@ -177,7 +218,7 @@ def count(instructions: Iterable[Instruction]) -> Counts:
         total += 1
         names[instruction.name] += 1
         if instruction.name in _PRODUCTS:
-            mma[instruction.opcode + (":SS" if _left_is_shared(instruction) else "")] += 1
+            mma[product_key(instruction)] += 1
         if operations := mma_operations(instruction.opcode):
             sums["operations"] += operations
             sums["operands"] += _shared_operand_bytes(instruction)
@@ -189,7 +230,7 @@ def count(instructions: Iterable[Instruction]) -> Counts:
         instructions=total,
         mma=dict(mma),
         mma_operations=sums["operations"],
-        half_rate=sum(names[name] for name in _HALF_RATE),
+        half_rate=sum(names[name] for name in HALF_RATE),
         exponentials=names["MUFU"],
         global_read_bytes=sums["read"],
         global_written_bytes=sums["written"],
@@ -202,7 +243,7 @@ def count(instructions: Iterable[Instruction]) -> Counts:
     )
 
 
-_HALF_RATE = (
+HALF_RATE = (
     *("ISETP", "FSETP", "PLOP3", "FMNMX", "VIMNMX", "IMNMX", "FSEL", "SEL", "IADD3", "IADD", "VIADD", "IABS"),
     *("LOP3", "SHF", "LEA", "PRMT", "F2FP", "BMSK", "SGXT", "FMNMX3"),
 )
@@ -230,7 +271,12 @@ def _shared_operand_bytes(instruction: Instruction) -> int:
 
     The right operand of a warpgroup's product is always there, the left one unless it is in registers.
     """
-    return operand_bytes(instruction.opcode + (":SS" if _left_is_shared(instruction) else ""))
+    return operand_bytes(product_key(instruction))
+
+
+def product_key(instruction: Instruction) -> str:
+    """Return the key of a matrix product in `Counts.mma`."""
+    return instruction.opcode + (":SS" if _left_is_shared(instruction) else "")
 
 
 def operand_bytes(product: str) -> int:
@@ -247,6 +293,11 @@ def operand_bytes(product: str) -> int:
 
 def _left_is_shared(instruction: Instruction) -> bool:
     return instruction.name.endswith("GMMA") and instruction.operands.split(",")[1].strip().startswith("gdesc")
+
+
+def lane_bytes(opcode: str) -> int:
+    """Return the number of bytes that a load or store moves for each lane (thread)."""
+    return _matrices(opcode) if opcode.startswith(("LDSM", "STSM")) else _width(opcode)
 
 
 def _width(opcode: str) -> int:

@@ -1,9 +1,9 @@
 """A program: compile every launch of the whole operation for a GPU that need not be there; one line of JSON a kernel.
 
-    python tests/nsa/fused/compiled.py WAY CAPABILITY DTYPE HEADS GROUPS WIDTH VALUE_WIDTH TILES [TOKENS]
+    python tests/nsa/fused/compiled.py WAY CAPABILITY DTYPE HEADS GROUPS WIDTH VALUE_WIDTH TILES [TOKENS [KERNEL ...]]
 
 WAY: all branches `at_once`, as one operator, or `apart`. How that goes without a GPU: benchmarks/compiled.py. The first
-TILES sizes that would be tried are compiled.
+TILES sizes that would be tried are compiled, of the named kernels or of all.
 """
 
 from __future__ import annotations
@@ -36,7 +36,10 @@ def main(words: list[str]) -> None:
     shape = replace(shape, tokens=int(numbers[5])) if numbers[5:] else replace(shape, window=FEW_TOKENS // 4)
     seen: set[str] = set()
     kind, one = getattr(torch, dtype), int(capability)
+    names = numbers[6:]
     for launch in launches(shape, dtype=kind, tiles_per_kernel=tiles, capability=one, separate=way == "apart"):
+        if names and launch.name not in names:
+            continue
         line = compiled(launch, int(capability))
         key = json.dumps([line["kernel"], line["numbers"], line["variant"], line["part"] if numbers[5:] else ""])
         if key not in seen:
@@ -55,7 +58,7 @@ def compiled(launch: Launch, capability: int) -> dict[str, Any]:
         "tensor_core_operations": result.asm["ptx"].count("mma"),
         "wide_accesses": len(_WIDE.findall(result.asm["ptx"])),
         "narrow_products": narrow_products(result.asm["ttir"], launch.kernel.arg_names),
-        **code_row(read_compiled(result), launch.stages),
+        **code_row(read_compiled(result), launch.stages, capability),
     }
 
 

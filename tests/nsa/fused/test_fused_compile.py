@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 # Shared memory that one program may have, by compute capability.
-SHARED_BYTES = {80: 163 * 1024, 90: 227 * 1024}
+SHARED_BYTES = {80: 163 * 1024, 86: 99 * 1024, 90: 227 * 1024, 100: 227 * 1024, 120: 99 * 1024}
 KERNELS = {
     "spanned_forward",
     "spanned_backward_queries",
@@ -46,7 +46,7 @@ NARROW = {
 WIDE = dict.fromkeys(KERNELS - LISTS, 8)
 
 
-def compiled(tmp_path: Path, way: str, capability: int, dtype: str, *numbers: int) -> list[dict[str, Any]]:
+def compiled(tmp_path: Path, way: str, capability: int, dtype: str, *numbers: int | str) -> list[dict[str, Any]]:
     program = Path(__file__).with_name("compiled.py")
     done = subprocess.run(
         [sys.executable, program, way, *map(str, (capability, dtype, *numbers))],
@@ -81,10 +81,35 @@ def test_so_does_that_of_an_operator_for_each_branch(tmp_path: Path) -> None:
     assert_fills_tensor_cores(lines)
 
 
-def assert_fills_tensor_cores(lines: list[dict[str, Any]]) -> None:
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("way", ["at_once", "apart"])
+@pytest.mark.parametrize("capability", [80, 100])
+def test_the_first_choice_of_tiles_for_other_gpus_is_accepted_and_spills_nothing(
+    tmp_path: Path, capability: int, way: str
+) -> None:
+    lines = compiled(tmp_path, way, capability, "bfloat16", 64, 4, 128, 128, 1, 32768)
+    assert {line["kernel"] for line in lines} == (APART if way == "apart" else KERNELS)
+    assert_spills_nothing(lines, capability)
+
+
+def test_first_tiles_that_spilled_or_were_refused_are_others_for_those_gpus(tmp_path: Path) -> None:
+    """The quick part of the test above: with the tiles for an H200 the first spills, and the second is refused."""
+    for capability, kernel in ((80, "spanned_forward"), (100, "selected_forward")):
+        lines = compiled(tmp_path, "at_once", capability, "bfloat16", 64, 4, 128, 128, 1, 32768, kernel)
+        assert {line["kernel"] for line in lines} == {kernel}
+        assert_spills_nothing(lines, capability)
+
+
+def assert_spills_nothing(lines: list[dict[str, Any]], capability: int) -> None:
     for line in lines:
-        assert line["shared_bytes"] <= SHARED_BYTES[90], line
+        assert line["shared_bytes"] <= SHARED_BYTES[capability], line
         assert line["spilled_bytes"] == line["spills"] == 0, line
+
+
+def assert_fills_tensor_cores(lines: list[dict[str, Any]]) -> None:
+    assert_spills_nothing(lines, 90)
+    for line in lines:
         assert (line["tensor_core_operations"] > 0) == (line["kernel"] not in WITHOUT_PRODUCTS), line
         # Of sizes no kernel knows what divides them; of addresses and strides of rows it does, so that these stay wide.
         assert line["wide_accesses"] >= WIDE.get(line["kernel"], 0), line
@@ -135,7 +160,7 @@ def test_after_the_warm_up_no_step_of_any_length_compiles_a_kernel(
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("capability", SHARED_BYTES)
+@pytest.mark.parametrize("capability", [80, 86, 90])
 @pytest.mark.parametrize(
     ("dtype", "numbers"),
     [

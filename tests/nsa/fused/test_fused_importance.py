@@ -255,8 +255,10 @@ def test_taps_are_the_most_blocks_that_overlap_one(length: int, stride: int, siz
 
 def test_a_program_has_rows_for_all_heads_and_not_too_many_queries() -> None:
     for heads in (1, 4, 64):
-        tuning_key = TuningKey.of("k", *(torch.empty(1, n, 9, 128, dtype=torch.bfloat16) for n in (heads, 1, 1)), "any")
-        for tile in fused.candidate_tiles(tuning_key):
+        tuning_key = TuningKey.of(
+            "ranked_blocks", *(torch.empty(1, n, 9, 128, dtype=torch.bfloat16) for n in (heads, 1, 1)), "any"
+        )
+        for tile in fused._candidate_tiles(tuning_key):
             assert heads <= tile.rows <= fused.MAX_TILE_QUERIES * heads
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from benchmarks.synthetic_selections import neighbour_overlap
 from nsa_attention.ops.fused import lists
 
 ODD_NUMBERS = st.sampled_from([-1, -1, -7, 99, 2**31 - 1, -(2**31)])
@@ -124,3 +126,16 @@ def test_more_tokens_than_32_bits_of_block_times_query_are_sorted_as_64() -> Non
     assert cut.key_NL.dtype is torch.int64
     assert torch.equal(cut.key_NL[0] % tokens, torch.arange(tokens))
     assert torch.equal(cut.table_4Nb[0, 0, :tokens], torch.arange(tokens, dtype=torch.int32))
+
+
+@pytest.mark.parametrize("tokens", [40, 4096])
+def test_a_typical_selection_is_shared_by_neighbours_as_in_a_trained_model(tokens: int) -> None:
+    indices = torch.zeros(2, 3, tokens, 16, dtype=torch.int32)
+    typical = lists.typical_selection(indices, 64)
+    assert typical.shape == indices.shape
+    assert typical.dtype == indices.dtype
+    assert ((typical >= 0) & (typical <= torch.arange(tokens)[:, None] // 64)).all()
+    if tokens == 4096:
+        assert 0.97 <= neighbour_overlap(typical[:1, :1]) <= 0.99
+        # The blocks lie anywhere in the sequence.
+        assert typical[0, 0, -1].unique().shape[0] >= 12

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -12,11 +13,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from nsa_attention.ops.attend import selected_attention
+from nsa_attention.ops.fused import descriptors, tuning
 from nsa_attention.ops.fused import selected as fused
+from nsa_attention.ops.fused.descriptors import make_descriptor
 from nsa_attention.ops.fused.launch import CannotLaunchError, Tile, launches
 from nsa_attention.ops.fused.selected import fused_selected_attention
+from nsa_attention.ops.fused.tiles import candidate_tiles
 from nsa_attention.ops.fused.tuning import TuningKey
 from nsa_attention.ops.kernels import EagerKernel
 from nsa_attention.ops.selection import EMPTY
@@ -99,7 +104,7 @@ def test_neither_the_tile_nor_the_length_of_a_segment_changes_the_result(rows: i
     launches.clear()
     ours = fused_selected_attention(*inputs, indices, select_len=10, scale=0.5, tile=tile, segment=rows // 4)
     assert_same(ours, specified(inputs, indices, 10), inputs)
-    assert dict(launches) == dict.fromkeys(ALL, 1)
+    assert dict(launches) == dict.fromkeys(ALL, 1) | {"selected_unions": 2}
 
 
 def test_no_token_no_place_and_nothing_chosen_give_0_and_minus_infinity() -> None:
@@ -283,8 +288,7 @@ class TestTheOperatorsKeepTheirPromisesToTorch:
         indices = any_indices((1, 1, 6, 2), 2)
         starts = torch.tensor([0, 2, 6], dtype=torch.int32) if packed else None
         tile = [32, 16, 4, 2]
-        torch.library.opcheck(fused._unions, (indices, starts, 4, 16))
-        lists = (indices, starts, fused._unions(indices, starts, 4, 16))
+        lists = (indices, starts)
         torch.library.opcheck(fused._selected_attention_op, (q, k, v, *lists, 4, 0.5, tile, 4))
         output, lse = fused._selected_attention_op(q, k, v, *lists, 4, 0.5, tile, 4)
         saved = [tensor.detach() for tensor in (torch.randn_like(output), q, k, v)]
@@ -293,27 +297,66 @@ class TestTheOperatorsKeepTheirPromisesToTorch:
 
 
 @pytest.mark.parametrize("heads", [1, 3, 16, 64])
+@pytest.mark.parametrize("capability", [0, 80, 86, 90, 100, 120])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
 def test_each_tile_to_choose_from_holds_all_heads_of_a_group_and_at_most_a_bit_of_queries(
-    heads: int, dtype: torch.dtype
+    heads: int, dtype: torch.dtype, capability: int
 ) -> None:
     tensors = [torch.empty(1, number, 1, 4, dtype=dtype) for number in (heads, 1, 1)]
-    tuning_key = TuningKey.of("any", *tensors, "any")
     sizes = fused.kernel_constants(*tensors, 1.0) | {"SELECT_LEN": 64}
-    together = fused.tile_queries(tensors[0], tensors[1])
-    assert 1 <= together <= 32
-    for choices, queries in (
-        (fused._forward_tiles, together),
-        (fused._backward_query_tiles, together),
-        (fused._backward_key_tiles, None),
-    ):
-        tiles = choices(tuning_key)
+    for kernel in ("selected_forward", "selected_backward_queries, gated", "selected_backward_keys"):
+        tiles = candidate_tiles(replace(TuningKey.of(kernel, *tensors, "selected l'=64"), capability=capability))
         assert 1 <= len(tiles) <= 8
         for tile in tiles:
+            queries = None if "keys" in kernel else fused._queries_per_tile(tile, sizes)
+            assert queries is None or 1 <= queries <= 32
             tiled = fused._tile_constants(tile, sizes, queries)
             assert tiled["ROWS"] % sizes["HEADS_PADDED"] == 0
             assert 16 <= tiled["ROWS"] <= 128
             assert 16 <= tiled["KEYS"] <= 64
+
+
+def test_each_pass_may_hold_another_number_of_queries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each kernel walks the unions of its own tiles."""
+    rows = {"selected_forward": 16, "selected_backward_queries": 64, "selected_backward_keys": 32}
+    monkeypatch.setattr(TuningKey, "tiles", lambda tuning_key, *_: [Tile(rows=rows[tuning_key.kernel], keys=16)])
+    inputs = leaves(1, 1, 3, 37, (4, 3))
+    indices = any_indices((1, 1, 37, 3), 4)
+    launches.clear()
+    tuning.clear()
+    ours = fused_selected_attention(*inputs, indices, select_len=10, scale=0.5)
+    assert_same(ours, specified(inputs, indices, 10), inputs)
+    tuning.clear()
+    assert launches["selected_unions"] == 2
+
+
+@pytest.mark.parametrize(("width", "described"), [(8, 4), (3, 0)])
+@pytest.mark.parametrize("packed", [False, True])
+def test_tiles_by_descriptor_are_the_same_bits(
+    width: int, described: int, packed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Keys and values of two kernels; none with odd rows."""
+    inputs = leaves(1, 2, 2, 70, (width, width))
+    indices = any_indices((1, 2, 70, 3), 5)
+    starts = torch.tensor([0, 33, 70], dtype=torch.int32) if packed else None
+    made = []
+
+    def once() -> list[Tensor]:
+        output, lse = fused_selected_attention(
+            *inputs, indices, select_len=16, scale=0.5, starts=starts, tile=SMALL, segment=8
+        )
+        return [output, lse, *torch.autograd.grad(output.sum(), inputs)]
+
+    def noted(tensor: Tensor, block: tuple[int, ...]) -> TensorDescriptor:
+        made.append(block)
+        return make_descriptor(tensor, block)
+
+    by_pointers = once()
+    monkeypatch.setattr(descriptors, "supports_descriptors", lambda _tensor: True)
+    monkeypatch.setattr(descriptors, "make_descriptor", noted)
+    for first, second in zip(by_pointers, once(), strict=True):
+        assert torch.equal(first, second)
+    assert len(made) == described
 
 
 @pytest.mark.parametrize(

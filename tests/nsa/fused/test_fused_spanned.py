@@ -16,6 +16,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from nsa_attention.ops.attend import compressed_attention, sliding_attention
 from nsa_attention.ops.backends import TiledBackend
 from nsa_attention.ops.fused import descriptors, launch, spanned, tuning
+from nsa_attention.ops.fused.descriptors import make_descriptor
 from nsa_attention.ops.fused.launch import CannotLaunchError, Tile
 from nsa_attention.ops.fused.spanned import Spans, spanned_attention
 from nsa_attention.ops.kernels import EagerKernel
@@ -260,11 +261,12 @@ def test_tiles_by_descriptor_are_the_same_bits(
 
     def noted(tensor: Tensor, block: tuple[int, ...]) -> TensorDescriptor:
         made.append(block)
-        return descriptors.make_descriptor(tensor, block)
+        return make_descriptor(tensor, block)
 
     by_pointers = once()
     monkeypatch.setattr(descriptors, "supports_descriptors", lambda _tensor: True)
-    monkeypatch.setattr(spanned, "make_descriptor", noted)
+    for module in (spanned, descriptors):
+        monkeypatch.setattr(module, "make_descriptor", noted)
     for first, second in zip(by_pointers, once(), strict=True):
         assert torch.equal(first, second)
     assert len(made) == described

@@ -25,6 +25,7 @@ HERE = TuningKey(
     kernel="k",
     pattern="sliding w=512",
     device="NVIDIA H200",
+    capability=90,
     dtype="bfloat16",
     heads=16,
     width=128,

@@ -7,12 +7,15 @@ of 16 bytes. Kernels load other tensors, and all tensors on older GPUs, row by r
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
-import torch
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-_MIN_CAPABILITY = (9, 0)
+from .launch import compute_capability, with_strides
+
+_MIN_CAPABILITY = 90
 _ALIGNMENT_BYTES = 16
 
 
@@ -20,9 +23,7 @@ def supports_descriptors(tensor: Tensor) -> bool:
     """Return whether the kernels use tensor descriptors for the dtype and device of `tensor`."""
     # The kernels use them for half-precision dtypes since compute capability 9.0. float32 and float64 would not profit,
     # because their products do not use tensor cores.
-    if not tensor.is_cuda or tensor.element_size() != 2:
-        return False
-    return torch.cuda.get_device_capability(tensor.device) >= _MIN_CAPABILITY
+    return tensor.element_size() == 2 and compute_capability(tensor.device) >= _MIN_CAPABILITY
 
 
 def can_describe(*tensors: Tensor) -> bool:
@@ -52,3 +53,25 @@ def make_descriptor(tensor: Tensor, block: Sequence[int]) -> TensorDescriptor:
         stride if length > 1 else _ALIGNMENT_BYTES for stride, length in zip(tensor.stride(), tensor.shape, strict=True)
     ]
     return TensorDescriptor(tensor, list(tensor.shape), [*strides[:-1], 1], list(block))
+
+
+@dataclass(frozen=True, kw_only=True)
+class TiledPair:
+    """The kernel arguments for a pair of tensors that kernels read in tiles."""
+
+    first: tuple[Any, ...]
+    second: tuple[Any, ...]
+    uses_descriptors: bool
+
+
+def keys_and_values(k_BGSD: Tensor, v_BGSE: Tensor, keys: int, sizes: dict[str, Any]) -> TiledPair:
+    """Return the kernel arguments for keys and values that are read in tiles of `keys` consecutive rows."""
+    first, second = with_strides(k_BGSD), with_strides(v_BGSE)
+    if not can_describe(k_BGSD, v_BGSE):
+        return TiledPair(first=first, second=second, uses_descriptors=False)
+    block = 1, 1, keys
+    return TiledPair(
+        first=(make_descriptor(k_BGSD, (*block, sizes["D_PADDED"])), *first[1:]),
+        second=(make_descriptor(v_BGSE, (*block, sizes["E_PADDED"])), *second[1:]),
+        uses_descriptors=True,
+    )

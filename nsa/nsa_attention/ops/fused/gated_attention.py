@@ -19,12 +19,11 @@ from torch import Tensor
 
 from .. import NAMESPACE
 from ..selection import Selection, remember
-from . import lists
 from .gates import GatedBranch, empty_gradients
 from .importance import select_by_importance
 from .launch import check_attention, check_dtypes, empty_outputs, empty_token_major
 from .mix import empty_sum, mix_forward, weighted_sum
-from .selected import segment_length, selected_gradients, selected_output, tile_queries
+from .selected import segment_length, selected_gradients, selected_output
 from .spanned import (
     Spans,
     block_pattern,
@@ -111,7 +110,7 @@ def _gated_attention(
     scale: float,
     memo_number: Tensor | None = None,
     given_indices: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Return the gated sum of the three branches' outputs, followed by the tensors that the backward pass needs."""
     compressed_pair, selected_pair, sliding_pair = _pairs(keys_values)
     spans_by_branch = _spans(spans, block_len, block_stride, window)
@@ -128,12 +127,10 @@ def _gated_attention(
         indices_BGTn = remember(memo_number, lambda: select_by_importance(*ranking, starts=starts))
     else:
         indices_BGTn = given_indices.clone()  # an operator must not return its inputs
-    queries = tile_queries(q_BHTD, selected_pair[0])
-    union_NxW = lists.unions(indices_BGTn, select_len=select_len, queries=queries, starts=starts)
-    selected_result = selected_output(q_BHTD, *selected_pair, indices_BGTn, union_NxW, select_len, scale)
+    selected_result = selected_output(q_BHTD, *selected_pair, indices_BGTn, starts, select_len, scale)
     sliding_result = spanned_output(q_BHTD, *sliding_pair, spans_by_branch[1], scale)
     output_BTHE = weighted_sum((compressed_result[0], selected_result[0], sliding_result[0]), gates_cBHT)
-    return output_BTHE, *compressed_result, *selected_result, *sliding_result, indices_BGTn, union_NxW
+    return output_BTHE, *compressed_result, *selected_result, *sliding_result, indices_BGTn
 
 
 @torch.library.custom_op(f"{NAMESPACE}::gated_backward", mutates_args=())
@@ -158,7 +155,7 @@ def _gated_attention_backward(
     needed are empty.
     """
     needs_q, *needs_kv, needs_gates = needs_grad
-    *branch_results, indices_BGTn, union_NxW = results
+    *branch_results, indices_BGTn = results
     spans_by_branch = _spans(spans, block_len, block_stride, window)
     dy_BHTE = grad_BTHE.contiguous().transpose(1, 2)
     dq_BHTD = empty_token_major(q_BHTD, q_BHTD.shape[-1])
@@ -178,7 +175,7 @@ def _gated_attention_backward(
             needs_key_grads=needs_key_grads,
         )
         if number == _SELECTED:
-            tensors = (dy_BHTE, q_BHTD, *pair, indices_BGTn, starts, union_NxW, *result)
+            tensors = (dy_BHTE, q_BHTD, *pair, indices_BGTn, starts, *result)
             segment = segment_length(select_len, indices_BGTn)
             _, *key_value_grads = selected_gradients(*tensors, select_len, scale, segment, gated_branch=gated_branch)
         else:
@@ -221,8 +218,7 @@ def _(
     branch_results = [tensor for values in keys_values[1::2] for tensor in empty_outputs(q_BHTD, values)]
     keys_BGTD = keys_values[2]
     indices_BGTn = q_BHTD.new_empty((*keys_BGTD.shape[:3], select_count), dtype=torch.int32)
-    union = lists.union_shape(indices_BGTn, tile_queries(q_BHTD, keys_BGTD))
-    return empty_sum(branch_results), *branch_results, indices_BGTn, indices_BGTn.new_empty(union)
+    return empty_sum(branch_results), *branch_results, indices_BGTn
 
 
 @_gated_attention_backward.register_fake

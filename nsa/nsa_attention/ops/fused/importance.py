@@ -17,6 +17,7 @@ query, padded.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import torch
 import triton
@@ -41,6 +42,7 @@ from .launch import (
 )
 from .sorting import merge_runs
 from .steps import load_existing_rows
+from .tiles import candidate_tiles
 from .tuning import TuningKey, run_best
 
 LAST_INDEX: constexpr = constexpr(2**31 - 1)
@@ -79,7 +81,7 @@ def select_by_importance(
 
     if tile is None:
         run_best(
-            run, TuningKey.of(ranked_blocks.__name__, q_BHTD, k_BGSD, k_BGSD, _pattern(selection)), candidate_tiles
+            run, TuningKey.of(ranked_blocks.__name__, q_BHTD, k_BGSD, k_BGSD, _pattern(selection)), _candidate_tiles
         )
     else:
         run(tile)
@@ -91,14 +93,11 @@ def _pattern(selection: Selection) -> str:
     return f"ranked {blocks} l'={selection.select_len} n={selection.select_count}"
 
 
-def candidate_tiles(tuning_key: TuningKey) -> list[Tile]:
-    """Return the tile sizes to try for a kernel."""
-    # Each program reads all keys before its queries, so memory traffic is proportional to T / rows. The number of
-    # queries is limited, because ranking their blocks takes registers as well. None of these tiles spills registers
-    # when compiled for sm_90 with keys of width 128.
+def _candidate_tiles(tuning_key: TuningKey) -> list[Tile]:
+    # The number of queries is limited, because ranking their blocks takes registers as well.
     most_rows = MAX_TILE_QUERIES * tuning_key.heads
-    sizes = ((128, 64, 4, 3), (256, 64, 8, 3), (64, 64, 4, 3), (64, 32, 4, 2))
-    return tuning_key.tiles(*((min(rows, most_rows), keys, warps, stages) for rows, keys, warps, stages in sizes))
+    tiles = (replace(tile, rows=min(tile.rows, most_rows)) for tile in candidate_tiles(tuning_key))
+    return list(dict.fromkeys(tiles))
 
 
 def taps_per_block(selection: Selection) -> int:

@@ -84,6 +84,15 @@ def launch(kernel: Any, programs: int, *arguments: Any, warps: int = 4, stages: 
     kernel[(programs,)](*arguments, num_warps=warps, num_stages=stages, **constants)
 
 
+@cache
+def compute_capability(device: torch.device) -> int:
+    """Return the compute capability of a GPU, times ten: 90 means 9.0. Return 0 for a CPU."""
+    if device.type != "cuda":
+        return 0
+    major, minor = torch.cuda.get_device_capability(device)
+    return 10 * major + minor
+
+
 def is_interpreted(kernel: Any) -> bool:
     """Return whether `kernel` runs in Triton's interpreter."""
     return isinstance(kernel, InterpretedFunction)

@@ -26,6 +26,7 @@ from torch import Tensor
 
 from .. import NAMESPACE
 from . import lists, tuning
+from .descriptors import keys_and_values
 from .gates import GatedBranch, empty_gradients, gate_arguments, query_gradient_buffer, tuning_name
 from .launch import (
     MIN_DOT_WIDTH,
@@ -48,14 +49,11 @@ from .selected_kernels import (
     selected_backward_sum,
     selected_forward,
 )
+from .tiles import candidate_tiles
 
 # A block that is selected this many times as often as the average block is split over several programs. With 4, the
 # partial sums take about as much memory as the gradients of keys and values.
 FAIR_SHARE = 4
-# Rows of a tile of queries. The forward pass and the gradient of the queries share the unions, so they share this
-# number. Few rows are better if neighbouring queries select different blocks, many rows if they select the same; with
-# fewer than 64, tensor cores are partly idle. float32 and float64 products (ROWS_EXACT) do not use tensor cores.
-ROWS, ROWS_EXACT = 64, 32
 
 
 def fused_selected_attention(
@@ -80,33 +78,12 @@ def fused_selected_attention(
     _check(q_BHTD, k_BGTD, v_BGTE, indices_BGTn, starts)
     sizes = [] if tile is None else [tile.rows, tile.keys, tile.warps, tile.stages]
     length = segment or segment_length(select_len, indices_BGTn)
-    union_NxW = _unions(indices_BGTn, starts, select_len, tile_queries(q_BHTD, k_BGTD, tile))
-    return _selected_attention_op(
-        q_BHTD, k_BGTD, v_BGTE, indices_BGTn, starts, union_NxW, select_len, scale, sizes, length
-    )
+    return _selected_attention_op(q_BHTD, k_BGTD, v_BGTE, indices_BGTn, starts, select_len, scale, sizes, length)
 
 
 def segment_length(select_len: int, indices_BGTn: Tensor) -> int:
     """Return the default number of a block's queries that one program of the backward pass processes."""
     return FAIR_SHARE * select_len * max(1, indices_BGTn.shape[3])
-
-
-def tile_queries(q_BHTD: Tensor, k_BGTD: Tensor, tile: Tile | None = None) -> int:
-    """Return the number of neighbouring queries per tile, from 1 to 32."""
-    heads = next_power_of_two(q_BHTD.shape[1] // k_BGTD.shape[1], least=1)
-    exact = q_BHTD.dtype not in (torch.float16, torch.bfloat16)
-    rows = tile.rows if tile is not None else ROWS_EXACT if exact else ROWS
-    return min(lists.MAX_TILE_QUERIES, max(1, next_power_of_two(rows) // heads))
-
-
-@torch.library.custom_op(f"{NAMESPACE}::selected_unions", mutates_args=())
-def _unions(indices_BGTn: Tensor, starts: Tensor | None, select_len: int, queries: int) -> Tensor:
-    return lists.unions(indices_BGTn, select_len=select_len, queries=queries, starts=starts)
-
-
-@_unions.register_fake
-def _(indices_BGTn: Tensor, _starts: Tensor | None, _select_len: int, queries: int) -> Tensor:
-    return indices_BGTn.new_empty(lists.union_shape(indices_BGTn, queries), dtype=torch.int32)
 
 
 @torch.library.custom_op(f"{NAMESPACE}::selected_fused", mutates_args=())
@@ -115,8 +92,7 @@ def _selected_attention_op(
     k_BGTD: Tensor,
     v_BGTE: Tensor,
     indices_BGTn: Tensor,
-    _starts: Tensor | None,
-    union_NxW: Tensor,
+    starts: Tensor | None,
     select_len: int,
     scale: float,
     tile: list[int],
@@ -125,7 +101,7 @@ def _selected_attention_op(
     if not q_BHTD.numel() or not indices_BGTn.numel():
         o_BHTE, lse_BHT = empty_outputs(q_BHTD, v_BGTE)
         return o_BHTE.zero_(), lse_BHT.fill_(-torch.inf)
-    return selected_output(q_BHTD, k_BGTD, v_BGTE, indices_BGTn, union_NxW, select_len, scale, tile)
+    return selected_output(q_BHTD, k_BGTD, v_BGTE, indices_BGTn, starts, select_len, scale, tile)
 
 
 def selected_output(
@@ -133,7 +109,7 @@ def selected_output(
     k_BGTD: Tensor,
     v_BGTE: Tensor,
     indices_BGTn: Tensor,
-    union_NxW: Tensor,
+    starts: Tensor | None,
     select_len: int,
     scale: float,
     tile: Sequence[int] = (),
@@ -144,23 +120,28 @@ def selected_output(
     o_BHTE, lse_BHT = empty_outputs(q_BHTD, v_BGTE)
     sizes = kernel_constants(q_BHTD, k_BGTD, v_BGTE, scale) | {"SELECT_LEN": select_len}
     del sizes["SCALE"]
+    unions = _Unions(indices_BGTn, starts, select_len)
 
-    def run(tile: Tile) -> None:
+    def run(tile: Tile, unions: _Unions = unions) -> None:
+        tile_constants = _tile_constants(tile, sizes, queries=_queries_per_tile(tile, sizes))
+        union_NxW = unions.of(_queries_per_tile(tile, sizes))
+        keys = keys_and_values(k_BGTD, v_BGTE, tile_constants["KEYS"], sizes)
         launch(
             selected_forward,
             union_NxW.shape[0] * union_NxW.shape[1],
             *with_strides(q_BHTD),
-            *with_strides(k_BGTD),
-            *with_strides(v_BGTE),
+            *keys.first,
+            *keys.second,
             *with_strides(o_BHTE),
             lse_BHT,
             *_union_arguments(union_NxW, k_BGTD),
-            **_tile_constants(tile, sizes, _queries_per_tile(union_NxW, indices_BGTn)),
+            DESCRIBED=keys.uses_descriptors,
+            **tile_constants,
             **sizes,
         )
 
     tuning_key = _tuning_key("selected_forward", q_BHTD, k_BGTD, v_BGTE, select_len, indices_BGTn)
-    _run_with_tile(run, tile, tuning_key, _forward_tiles)
+    _run_with_tile(run, tile, tuning_key, lambda tile: run(tile, unions.typical()))
     return o_BHTE, lse_BHT
 
 
@@ -172,7 +153,6 @@ def _selected_attention_backward_op(
     v_BGTE: Tensor,
     indices_BGTn: Tensor,
     starts: Tensor | None,
-    union_NxW: Tensor,
     o_BHTE: Tensor,
     lse_BHT: Tensor,
     select_len: int,
@@ -183,7 +163,7 @@ def _selected_attention_backward_op(
     if not q_BHTD.numel() or not indices_BGTn.numel():
         dq, dk, dv = _empty_gradients(q_BHTD, k_BGTD, v_BGTE)
         return dq.zero_(), dk.zero_(), dv.zero_()
-    tensors = (q_BHTD, k_BGTD, v_BGTE, indices_BGTn, starts, union_NxW, o_BHTE, lse_BHT)
+    tensors = (q_BHTD, k_BGTD, v_BGTE, indices_BGTn, starts, o_BHTE, lse_BHT)
     return selected_gradients(grad_BHTE, *tensors, select_len, scale, segment, tile)
 
 
@@ -194,7 +174,6 @@ def selected_gradients(
     v_BGTE: Tensor,
     indices_BGTn: Tensor,
     starts: Tensor | None,
-    union_NxW: Tensor,
     o_BHTE: Tensor,
     lse_BHT: Tensor,
     select_len: int,
@@ -218,16 +197,22 @@ def selected_gradients(
     stats_2BTH = lse_BHT.new_empty((2, *q_BTHD.shape[:3]))
     batch_groups = k_BGTD.shape[0] * k_BGTD.shape[1]
 
-    def run_queries(tile: Tile, dq: Tensor = dq) -> None:
+    unions = _Unions(indices_BGTn, starts, select_len)
+
+    def run_queries(tile: Tile, dq: Tensor = dq, unions: _Unions = unions) -> None:
+        tile_constants = _tile_constants(tile, sizes, queries=_queries_per_tile(tile, sizes))
+        union_NxW = unions.of(_queries_per_tile(tile, sizes))
+        keys = keys_and_values(k_BGTD, v_BGTE, tile_constants["KEYS"], sizes)
         launch(
             selected_backward_queries,
             union_NxW.shape[0] * union_NxW.shape[1],
-            *(*keys_values, *with_strides(o_BHTE), *gate_arguments(gated_branch)),
+            *(*keys.first, *keys.second, *with_strides(o_BHTE), *gate_arguments(gated_branch)),
             *(q_BTHD, grad_BTHE, dq.transpose(1, 2), gated_branch and gated_branch.dgates_cBHT, lse_BHT, stats_2BTH),
             *_union_arguments(union_NxW, k_BGTD),
             *(batch_groups, gated_branch.number if gated_branch else 0),
             ADDS=adds_to_dq,
-            **_tile_constants(tile, sizes, _queries_per_tile(union_NxW, indices_BGTn)),
+            DESCRIBED=keys.uses_descriptors,
+            **tile_constants,
             **sizes,
         )
 
@@ -237,8 +222,7 @@ def selected_gradients(
         run_queries,
         tile,
         queries_tuning_key,
-        _backward_query_tiles,
-        lambda tile: run_queries(tile, torch.empty_like(dq)),
+        lambda tile: run_queries(tile, torch.empty_like(dq), unions.typical()),
     )
     if gated_branch is not None and not gated_branch.needs_key_grads:
         return dq, *empty_gradients(k_BGTD, v_BGTE)
@@ -269,7 +253,7 @@ def selected_gradients(
         )
 
     keys_tuning_key = replace(tuning_key, kernel=tuning_name("selected_backward_keys", gated_branch))
-    _run_with_tile(run_keys, tile, keys_tuning_key, _backward_key_tiles)
+    _run_with_tile(run_keys, tile, keys_tuning_key)
     _add_parts(parts, dk, dv, segments)
     return dq, dk, dv
 
@@ -293,7 +277,7 @@ def _save_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tenso
 
 
 def _backward(ctx: Any, grad_BHTE: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
-    none = (None,) * 7
+    none = (None,) * 6
     if grad_BHTE is None:
         return None, None, None, *none
     return *_selected_attention_backward_op(grad_BHTE, *ctx.saved_tensors, *ctx.numbers), *none
@@ -324,14 +308,13 @@ def _run_with_tile(
     run: Callable[[Tile], None],
     tile: Sequence[int],
     tuning_key: tuning.TuningKey,
-    candidates: Callable[[tuning.TuningKey], list[Tile]],
     trial: Callable[[Tile], None] | None = None,
 ) -> None:
     if tile:
         rows, keys, warps, stages = tile
         run(Tile(rows=rows, keys=keys, warps=warps, stages=stages))
     else:
-        tuning.run_best(run, tuning_key, candidates, trial)
+        tuning.run_best(run, tuning_key, candidate_tiles, trial)
 
 
 def _tuning_key(
@@ -339,29 +322,6 @@ def _tuning_key(
 ) -> tuning.TuningKey:
     pattern = f"selected l'={select_len} n={indices_BGTn.shape[3]}"
     return tuning.TuningKey.of(kernel, q_BHTD, k_BGTD, v_BGTE, pattern)
-
-
-def _forward_tiles(tuning_key: tuning.TuningKey) -> list[Tile]:
-    # Two programs of the first tile fit on a multiprocessor. One of them then multiplies while the other computes
-    # exponentials.
-    return tuning_key.tiles(*_with_rows(ROWS, (64, 4, 3), (64, 4, 2), (32, 4, 4), (64, 8, 3), (32, 4, 1)))
-
-
-def _backward_query_tiles(tuning_key: tuning.TuningKey) -> list[Tile]:
-    # One program of the first tile fits on a multiprocessor, with loads issued two steps ahead. Two programs of the
-    # second tile fit, with loads issued one step ahead.
-    return tuning_key.tiles(*_with_rows(ROWS, (64, 4, 3), (64, 4, 2), (32, 4, 4), (64, 8, 3), (32, 4, 1)))
-
-
-def _with_rows(rows: int, *sizes: tuple[int, int, int]) -> list[tuple[int, int, int, int]]:
-    return [(rows, *size) for size in sizes]
-
-
-def _backward_key_tiles(tuning_key: tuning.TuningKey) -> list[Tile]:
-    # Two accumulators stay in registers: with four warps and 64 x 64 tiles they spill at width 128. With eight warps,
-    # both warp groups multiply all 64 keys with all queries, which doubles the products for S and dP.
-    sizes = (32, 64, 4, 3), (32, 64, 4, 4), (16, 64, 4, 4), (64, 64, 8, 3), (64, 64, 8, 1), (128, 64, 8, 1)
-    return tuning_key.tiles(*sizes, (32, 32, 4, 1))
 
 
 def _tile_constants(tile: Tile, sizes: dict[str, Any], queries: int | None = None) -> dict[str, int]:
@@ -372,8 +332,40 @@ def _tile_constants(tile: Tile, sizes: dict[str, Any], queries: int | None = Non
     return {"ROWS": rows, "KEYS": keys, "warps": tile.warps, "stages": tile.stages}
 
 
-def _queries_per_tile(union_NxW: Tensor, indices_BGTn: Tensor) -> int:
-    return (union_NxW.shape[2] - UNION_TAIL) // (2 * indices_BGTn.shape[3])
+def _queries_per_tile(tile: Tile, sizes: dict[str, Any]) -> int:
+    """Return the number of neighbouring queries in a tile of rows, from 1 to 32."""
+    return min(lists.MAX_TILE_QUERIES, max(1, next_power_of_two(tile.rows) // sizes["HEADS_PADDED"]))
+
+
+class _Unions:
+    """The unions of the selected blocks of neighbouring queries, for tiles of any number of queries.
+
+    The number depends on the tile that a kernel uses. Building a union takes far less time than a pass over it.
+    """
+
+    def __init__(self, indices_BGTn: Tensor, starts: Tensor | None, select_len: int) -> None:
+        self.indices_BGTn, self.starts, self.select_len = indices_BGTn, starts, select_len
+        self._by_queries: dict[int, Tensor] = {}
+        self._typical: _Unions | None = None
+
+    def of(self, queries: int) -> Tensor:
+        """Return the unions of tiles of `queries` queries, as `lists.unions` builds them."""
+        if queries not in self._by_queries:
+            self._by_queries[queries] = lists.unions(
+                self.indices_BGTn, select_len=self.select_len, queries=queries, starts=self.starts
+            )
+        return self._by_queries[queries]
+
+    def typical(self) -> _Unions:
+        """Return the unions to time tiles with.
+
+        The inputs of a warm-up are random. A kernel then walks longer unions than for a trained model, in which
+        neighbouring queries select similar blocks, and tiles of many rows would never be chosen.
+        """
+        if self._typical is None:
+            indices_BGTn = lists.typical_selection(self.indices_BGTn, self.select_len)
+            self._typical = _Unions(indices_BGTn, self.starts, self.select_len)
+        return self._typical
 
 
 def _union_arguments(union_NxW: Tensor, k_BGTD: Tensor) -> tuple[Any, ...]:

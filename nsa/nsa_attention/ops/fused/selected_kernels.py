@@ -15,6 +15,7 @@ import triton.language as tl
 from .device import load_heads, load_rows, log_sum, store_heads, store_rows
 from .gates import row_statistics
 from .launch import for_any_length
+from .spanned_kernels import group_pointer
 from .steps import forward_step, key_step, load_existing_rows, query_step
 
 
@@ -46,6 +47,19 @@ def _keys_of_step(i, first, m_member, o_token, tokens, SELECT_LEN: tl.constexpr,
     return o_key, m_key, m_member[:, None] & m_key[None, :] & (o_key[None, :] <= o_token[:, None])  # [R, K]
 
 
+@triton.jit
+def _load_block(
+    p_rows, i_bg, groups, s_row, first,
+    KEYS: tl.constexpr, WIDTH: tl.constexpr, WIDTH_PADDED: tl.constexpr, DESCRIBED: tl.constexpr,
+):  # fmt: skip
+    """Load the keys or values [first, first + KEYS) of a group. A descriptor reads rows that do not exist as 0."""
+    if DESCRIBED:
+        b_rows = tl.reshape(p_rows.load([i_bg // groups, i_bg % groups, first, 0]), [KEYS, WIDTH_PADDED])
+    else:
+        b_rows = load_existing_rows(p_rows, s_row, first, KEYS, WIDTH, WIDTH_PADDED)
+    return b_rows  # [K, WIDTH_PADDED]
+
+
 @for_any_length
 def selected_forward(
     p_q, s_qb, s_qh, s_qt,
@@ -57,18 +71,20 @@ def selected_forward(
     EXPONENT: tl.constexpr, EXACT: tl.constexpr,
     HEADS: tl.constexpr, HEADS_PADDED: tl.constexpr,
     D: tl.constexpr, D_PADDED: tl.constexpr, E: tl.constexpr, E_PADDED: tl.constexpr,
-    ACC: tl.constexpr, SELECT_LEN: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
+    ACC: tl.constexpr, SELECT_LEN: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, DESCRIBED: tl.constexpr,
 ):  # fmt: skip
     """Compute the output and log-sum-exp of one tile of queries, for all heads of a group."""
     PIECES: tl.constexpr = (SELECT_LEN + KEYS - 1) // KEYS
     # Tiles of one group are adjacent, so its keys and values stay in the cache.
     i_list = tl.program_id(0)
-    i_b, i_g = (i_list // tiles // groups).to(tl.int64), (i_list // tiles % groups).to(tl.int64)
+    i_bg = i_list // tiles
+    i_b, i_g = (i_bg // groups).to(tl.int64), (i_bg % groups).to(tl.int64)
     o_query, o_token, o_head, m_row = _rows_of_tile(i_list, tokens, tiles, ROWS, HEADS, HEADS_PADDED)
     o_head = i_g * HEADS + o_head
     o_wide = o_token.to(tl.int64)
     b_q = load_heads(p_q, i_b * s_qb + o_head * s_qh + o_wide * s_qt, m_row, D, D_PADDED)  # [R, D]
-    p_keys, p_values = p_k + i_b * s_kb + i_g * s_kg, p_v + i_b * s_vb + i_g * s_vg
+    p_keys = group_pointer(p_k, i_b, i_g, s_kb, s_kg, DESCRIBED)
+    p_values = group_pointer(p_v, i_b, i_g, s_vb, s_vg, DESCRIBED)
     b_highest = tl.full([ROWS], float("-inf"), ACC)
     b_total = tl.zeros([ROWS], ACC)
     b_o = tl.zeros([ROWS, E_PADDED], ACC)
@@ -79,16 +95,20 @@ def selected_forward(
     whole = tl.load(p_members + places + 1) * PIECES if SELECT_LEN % KEYS == 0 else 0
     first, m_member = _step_of_walk(p_first, p_members, 0, o_query, PIECES, KEYS)
     for i in range(whole):
-        b_k = load_existing_rows(p_keys, s_kt, first, KEYS, D, D_PADDED)  # [K, D]
-        b_v = load_existing_rows(p_values, s_vt, first, KEYS, E, E_PADDED)  # [K, E]
+        b_k = _load_block(p_keys, i_bg, groups, s_kt, first, KEYS, D, D_PADDED, DESCRIBED)  # [K, D]
+        b_v = _load_block(p_values, i_bg, groups, s_vt, first, KEYS, E, E_PADDED, DESCRIBED)  # [K, E]
         b_highest, b_total, b_o = forward_step(
             b_q, b_k, b_v, m_member, None, b_highest, b_total, b_o, EXPONENT, EXACT, ACC
         )
         first, m_member = _step_of_walk(p_first, p_members, i + 1, o_query, PIECES, KEYS)
     for i in range(whole, steps):
         o_key, m_key, m_seen = _keys_of_step(i, first, m_member, o_token, tokens, SELECT_LEN, KEYS)
-        b_k = load_rows(p_keys, s_kt, o_key, m_key, D, D_PADDED)  # [K, D]
-        b_v = load_rows(p_values, s_vt, o_key, m_key, E, E_PADDED)  # [K, E]
+        if DESCRIBED:
+            b_k = _load_block(p_keys, i_bg, groups, s_kt, first, KEYS, D, D_PADDED, DESCRIBED)  # [K, D]
+            b_v = _load_block(p_values, i_bg, groups, s_vt, first, KEYS, E, E_PADDED, DESCRIBED)  # [K, E]
+        else:
+            b_k = load_rows(p_keys, s_kt, o_key, m_key, D, D_PADDED)  # [K, D]
+            b_v = load_rows(p_values, s_vt, o_key, m_key, E, E_PADDED)  # [K, E]
         b_highest, b_total, b_o = forward_step(
             b_q, b_k, b_v, m_member, m_seen, b_highest, b_total, b_o, EXPONENT, EXACT, ACC
         )
@@ -110,6 +130,7 @@ def selected_backward_queries(
     HEADS: tl.constexpr, HEADS_PADDED: tl.constexpr,
     D: tl.constexpr, D_PADDED: tl.constexpr, E: tl.constexpr, E_PADDED: tl.constexpr,
     ACC: tl.constexpr, SELECT_LEN: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, ADDS: tl.constexpr,
+    DESCRIBED: tl.constexpr,
 ):  # fmt: skip
     """Compute the gradient of the queries, and each row's log-sum-exp and delta for `selected_backward_keys`.
 
@@ -118,7 +139,8 @@ def selected_backward_queries(
     """
     PIECES: tl.constexpr = (SELECT_LEN + KEYS - 1) // KEYS
     i_list = tl.program_id(0)
-    i_b, i_g = (i_list // tiles // groups).to(tl.int64), (i_list // tiles % groups).to(tl.int64)
+    i_bg = i_list // tiles
+    i_b, i_g = (i_bg // groups).to(tl.int64), (i_bg % groups).to(tl.int64)
     o_query, o_token, o_head, m_row = _rows_of_tile(i_list, tokens, tiles, ROWS, HEADS, HEADS_PADDED)
     o_head = i_g * HEADS + o_head
     o_wide = o_token.to(tl.int64)
@@ -135,7 +157,8 @@ def selected_backward_queries(
     )  # fmt: skip
     tl.store(p_stats + o_stat, b_lse, mask=m_row)
     tl.store(p_stats + to_delta + o_stat, b_signed_delta, mask=m_row)
-    p_keys, p_values = p_k + i_b * s_kb + i_g * s_kg, p_v + i_b * s_vb + i_g * s_vg
+    p_keys = group_pointer(p_k, i_b, i_g, s_kb, s_kg, DESCRIBED)
+    p_values = group_pointer(p_v, i_b, i_g, s_vb, s_vg, DESCRIBED)
     b_dq = tl.zeros([ROWS, D_PADDED], ACC)
     p_first = p_union + i_list.to(tl.int64) * (2 * places + 2)
     p_members = p_first + places
@@ -143,14 +166,18 @@ def selected_backward_queries(
     whole = tl.load(p_members + places + 1) * PIECES if SELECT_LEN % KEYS == 0 else 0
     first, m_member = _step_of_walk(p_first, p_members, 0, o_query, PIECES, KEYS)
     for i in range(whole):
-        b_k = load_existing_rows(p_keys, s_kt, first, KEYS, D, D_PADDED)  # [K, D]
-        b_v = load_existing_rows(p_values, s_vt, first, KEYS, E, E_PADDED)  # [K, E]
+        b_k = _load_block(p_keys, i_bg, groups, s_kt, first, KEYS, D, D_PADDED, DESCRIBED)  # [K, D]
+        b_v = _load_block(p_values, i_bg, groups, s_vt, first, KEYS, E, E_PADDED, DESCRIBED)  # [K, E]
         b_dq = query_step(b_q, b_k, b_v, b_do, b_lse, b_delta, m_member, None, b_dq, EXPONENT, EXACT, ACC)
         first, m_member = _step_of_walk(p_first, p_members, i + 1, o_query, PIECES, KEYS)
     for i in range(whole, steps):
         o_key, m_key, m_seen = _keys_of_step(i, first, m_member, o_token, tokens, SELECT_LEN, KEYS)
-        b_k = load_rows(p_keys, s_kt, o_key, m_key, D, D_PADDED)  # [K, D]
-        b_v = load_rows(p_values, s_vt, o_key, m_key, E, E_PADDED)  # [K, E]
+        if DESCRIBED:
+            b_k = _load_block(p_keys, i_bg, groups, s_kt, first, KEYS, D, D_PADDED, DESCRIBED)  # [K, D]
+            b_v = _load_block(p_values, i_bg, groups, s_vt, first, KEYS, E, E_PADDED, DESCRIBED)  # [K, E]
+        else:
+            b_k = load_rows(p_keys, s_kt, o_key, m_key, D, D_PADDED)  # [K, D]
+            b_v = load_rows(p_values, s_vt, o_key, m_key, E, E_PADDED)  # [K, E]
         b_dq = query_step(b_q, b_k, b_v, b_do, b_lse, b_delta, m_member, m_seen, b_dq, EXPONENT, EXACT, ACC)
         first, m_member = _step_of_walk(p_first, p_members, i + 1, o_query, PIECES, KEYS)
     b_dq *= SCALE

@@ -22,7 +22,7 @@ from .. import NAMESPACE
 from ..packed import compressed_starts, sequence_numbers, single_sequence_starts
 from ..table_cache import cached_table
 from . import tuning
-from .descriptors import can_describe, make_descriptor
+from .descriptors import TiledPair, can_describe, keys_and_values, make_descriptor
 from .gates import GatedBranch, empty_gradients, gate_arguments, query_gradient_buffer, tuning_name
 from .launch import (
     Tile,
@@ -35,6 +35,7 @@ from .launch import (
     with_strides,
 )
 from .spanned_kernels import spanned_backward_keys, spanned_backward_queries, spanned_forward
+from .tiles import candidate_tiles
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,7 +176,7 @@ def spanned_output(q_BHTD: Tensor, k_BGSD: Tensor, v_BGSE: Tensor, spans: Spans,
 
     def run(tile: Tile) -> None:
         tiles = triton.cdiv(q_BHTD.shape[2], tile.rows // sizes["HEADS_PADDED"])
-        keys = _keys_and_values(k_BGSD, v_BGSE, tile, sizes)
+        keys = keys_and_values(k_BGSD, v_BGSE, tile.keys, sizes)
         launch(
             spanned_forward,
             tiles * q_BHTD.shape[0] * k_BGSD.shape[1],
@@ -197,7 +198,7 @@ def spanned_output(q_BHTD: Tensor, k_BGSD: Tensor, v_BGSE: Tensor, spans: Spans,
             **sizes,
         )
 
-    tuning.run_best(run, tuning.TuningKey.of("spanned_forward", q_BHTD, k_BGSD, v_BGSE, spans.pattern), _forward_tiles)
+    tuning.run_best(run, tuning.TuningKey.of("spanned_forward", q_BHTD, k_BGSD, v_BGSE, spans.pattern), candidate_tiles)
     return o_BHTE, lse_BHT
 
 
@@ -264,7 +265,7 @@ def _query_gradient(
 
     def run(tile: Tile, dq_BHTD: Tensor = dq_BHTD) -> None:
         tiles = triton.cdiv(q_BHTD.shape[2], tile.rows // sizes["HEADS_PADDED"])
-        keys = _keys_and_values(k_BGSD, v_BGSE, tile, sizes)
+        keys = keys_and_values(k_BGSD, v_BGSE, tile.keys, sizes)
         launch(
             spanned_backward_queries,
             tiles * rows,
@@ -296,7 +297,7 @@ def _query_gradient(
 
     kernel = tuning_name("spanned_backward_queries", gated_branch)
     tuning_key = tuning.TuningKey.of(kernel, q_BHTD, k_BGSD, v_BGSE, spans.pattern)
-    tuning.run_best(run, tuning_key, _backward_query_tiles, lambda tile: run(tile, torch.empty_like(dq_BHTD)))
+    tuning.run_best(run, tuning_key, candidate_tiles, lambda tile: run(tile, torch.empty_like(dq_BHTD)))
     return dq_BHTD
 
 
@@ -352,12 +353,12 @@ def _key_gradients(
 
     kernel = tuning_name("spanned_backward_keys", gated_branch)
     tuning_key = tuning.TuningKey.of(kernel, q_BHTD, k_BGSD, v_BGSE, spans.pattern)
-    tuning.run_best(run, tuning_key, _backward_key_tiles)
+    tuning.run_best(run, tuning_key, candidate_tiles)
     dk, dv = (parts[0] if len(parts) == 1 else parts.sum(0).to(q_BHTD.dtype) for parts in gradients)
     if tuning.is_measuring():
         # Split sums have a different dtype, which needs a separately compiled kernel. Compile it now and not within a
         # step.
-        tuning.run_best(partial(run, split_differently=True), tuning_key, _backward_key_tiles)
+        tuning.run_best(partial(run, split_differently=True), tuning_key, candidate_tiles)
     return dk, dv
 
 
@@ -389,36 +390,15 @@ def _backward(ctx: Any, grad_BHTE: Tensor | None, _: Tensor | None) -> tuple[Ten
 _spanned_attention_op.register_autograd(_backward, setup_context=_save_context)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _TiledPair:
-    """The kernel arguments for a pair of tensors that kernels read in tiles."""
-
-    first: tuple[Any, ...]
-    second: tuple[Any, ...]
-    uses_descriptors: bool
-
-
-def _keys_and_values(k_BGSD: Tensor, v_BGSE: Tensor, tile: Tile, sizes: dict[str, Any]) -> _TiledPair:
-    first, second = with_strides(k_BGSD), with_strides(v_BGSE)
-    if not can_describe(k_BGSD, v_BGSE):
-        return _TiledPair(first=first, second=second, uses_descriptors=False)
-    block = 1, 1, tile.keys
-    return _TiledPair(
-        first=(make_descriptor(k_BGSD, (*block, sizes["D_PADDED"])), *first[1:]),
-        second=(make_descriptor(v_BGSE, (*block, sizes["E_PADDED"])), *second[1:]),
-        uses_descriptors=True,
-    )
-
-
-def _queries_and_gradients(q_BHTD: Tensor, grad_BHTE: Tensor, tile: Tile, sizes: dict[str, Any]) -> _TiledPair:
+def _queries_and_gradients(q_BHTD: Tensor, grad_BHTE: Tensor, tile: Tile, sizes: dict[str, Any]) -> TiledPair:
     """Return the kernel arguments for the queries and for the gradient of the attention output."""
     # Descriptors are used only if the heads need no padding, because padded heads would belong to the next group.
     first, second = with_strides(q_BHTD), with_strides(grad_BHTE)
     heads, q_BTHD, grad_BTHE = sizes["HEADS_PADDED"], q_BHTD.transpose(1, 2), grad_BHTE.transpose(1, 2)
     if heads != sizes["HEADS"] or not can_describe(q_BTHD, grad_BTHE):
-        return _TiledPair(first=first, second=second, uses_descriptors=False)
+        return TiledPair(first=first, second=second, uses_descriptors=False)
     block = 1, tile.rows // heads, heads
-    return _TiledPair(
+    return TiledPair(
         first=(make_descriptor(q_BTHD, (*block, sizes["D_PADDED"])), *first[1:]),
         second=(make_descriptor(grad_BTHE, (*block, sizes["E_PADDED"])), *second[1:]),
         uses_descriptors=True,
@@ -427,33 +407,3 @@ def _queries_and_gradients(q_BHTD: Tensor, grad_BHTE: Tensor, tile: Tile, sizes:
 
 def _query_parts(programs: int) -> int:
     return min(MAX_PARTS, max(1, MIN_PROGRAMS // max(1, programs)))
-
-
-# With two stages, the loads of a step are issued just before it and waited for at its start; three stages hide them.
-def _forward_tiles(tuning_key: tuning.TuningKey) -> list[Tile]:
-    # The compressed branch, with long spans, tries 128 keys first, which rescales the output half as often. For a
-    # window, 128 keys would load more masked keys.
-    sizes = [(128, 64, 8, 3), (128, 128, 8, 3), (64, 64, 4, 3), (256, 64, 16, 3), (64, 32, 4, 3), (32, 32, 4, 1)]
-    if _is_compressed(tuning_key):
-        sizes.insert(0, sizes.pop(1))
-    return tuning_key.tiles(*sizes)
-
-
-def _backward_query_tiles(tuning_key: tuning.TuningKey) -> list[Tile]:
-    # Shared memory fits one program of the first ones, so eight warps hide more latency.
-    sizes = (128, 64, 8, 3), (128, 128, 8, 2), (64, 64, 4, 3), (64, 32, 4, 3), (128, 32, 8, 3), (32, 32, 4, 1)
-    return tuning_key.tiles(*sizes)
-
-
-def _backward_key_tiles(tuning_key: tuning.TuningKey) -> list[Tile]:
-    # Every four warps get 64 keys: with fewer keys, two warp groups would compute the same scores. In the compressed
-    # branch, most queries attend to each key, and tiles of 128 keys read the queries half as often.
-    sizes = [(32, 64, 4, 3), (64, 128, 8, 3), (32, 128, 8, 3), (32, 64, 4, 4), (16, 64, 4, 4), (32, 32, 4, 1)]
-    if _is_compressed(tuning_key):
-        sizes.insert(0, sizes.pop(1))
-    return tuning_key.tiles(*sizes)
-
-
-def _is_compressed(tuning_key: tuning.TuningKey) -> bool:
-    """Return whether the kernel attends to compressed blocks. There are then fewer keys than queries."""
-    return tuning_key.keys < tuning_key.tokens

@@ -20,7 +20,7 @@ from filelock import FileLock
 from torch import Tensor
 from triton.runtime.errors import OutOfResources, PTXASError
 
-from .launch import Tile, next_power_of_two
+from .launch import Tile, compute_capability, next_power_of_two
 
 _TIMED_CALLS = 5
 _tiles: dict[TuningKey, Tile] = {}
@@ -40,6 +40,7 @@ class TuningKey:
     kernel: str
     pattern: str  # the branch and its lengths, which determine the keys that a query attends to
     device: str  # "cpu" under the interpreter
+    capability: int  # compute capability of the GPU, times ten; 0 under the interpreter
     dtype: str
     heads: int  # query heads of a group, padded to a power of two
     width: int
@@ -54,6 +55,7 @@ class TuningKey:
             kernel=kernel,
             pattern=pattern,
             device=torch.cuda.get_device_name(q_BHTD.device) if q_BHTD.is_cuda else q_BHTD.device.type,
+            capability=compute_capability(q_BHTD.device),
             dtype=str(q_BHTD.dtype).removeprefix("torch."),
             heads=next_power_of_two(q_BHTD.shape[1] // k_BGSD.shape[1], least=1),
             width=next_power_of_two(q_BHTD.shape[-1]),
