@@ -208,7 +208,8 @@ def test_more_of_anything_is_never_faster(name: str) -> None:
 
 
 def test_a_third_stage_hides_copies_by_descriptor_and_a_narrow_product_pays_for_its_operands() -> None:
-    copies = KERNEL | {"described_bytes": 2**18}
+    short = KERNEL["loop"] | {"instructions": 40, "half_rate": 10, "exponentials": 2}
+    copies = KERNEL | {"described_bytes": 256, "loop": short, "always_cycles": 100.0, "all_cycles": 100.0}
     assert predict(copies | {"stages": 3}, WORK, H200).ms < predict(copies, WORK, H200).ms
     wide, narrow = ({"HGMMA.64x128x16.F32.BF16:SS": 64}, {"HGMMA.64x32x16.F32.BF16:SS": 256})
     times = [predict(KERNEL | {"loop": KERNEL["loop"] | {"mma": mma}}, WORK, H200) for mma in (wide, narrow)]
