@@ -8,7 +8,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-MAX_RANKS = 1024
+MAX_RANKS = 65_536
 
 
 class Launcher(StrEnum):

@@ -15,7 +15,6 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from enum import Enum, IntEnum
-from functools import cache
 from typing import Any, TypeVar, cast
 from urllib.parse import quote, unquote
 
@@ -26,6 +25,8 @@ from nsa_harness.core.secret_names import Required, is_distinctive, is_number, i
 T = TypeVar("T")
 
 SECRETS_LIMIT = 400  # of one run; further values are replaced only where they were found, by $SECRET_MORE
+_MAX_HARMLESS = 1 << 18  # texts without a secret that are remembered
+_MAX_HARMLESS_CHARS = 512  # of one of these texts
 _SHORTEST_SPREAD = 8  # characters; a shorter value, which may be part of any word, is replaced only where it was found
 
 
@@ -52,6 +53,9 @@ class Secrets:
         self._spread: dict[str, Spread] = {}
         self._suspected: dict[str, Spread] = {}  # values of the environment, which get a number once a text has them
         self.common = {word.lower() for word in common}
+        self._changes = 0  # counts what was learned; another number may give another result for any text
+        self._harmless: set[tuple[str, str]] = set()  # (name, text) without a secret, as of `_harmless_since`
+        self._harmless_since = self._knowledge
 
     def __bool__(self) -> bool:
         return bool(self._values)
@@ -63,10 +67,21 @@ class Secrets:
     def placeholder(self, value: str) -> str:
         return f"${VARIABLE}{self._values.get(value, 'MORE')}"
 
+    @property
+    def _knowledge(self) -> tuple[int, int]:
+        """A value that changes whenever something was learned that could change the redaction of a text."""
+        return self._changes, len(self.common)
+
     # Learning.
 
     def learn(self, value: str, *, by_format: bool = False) -> None:
         """Give a secret a number, if it has none yet, and decide where else it is searched."""
+        known = len(self._values), len(self._digests), self._spread.get(value)
+        self._learn(value, by_format=by_format)
+        if known != (len(self._values), len(self._digests), self._spread.get(value)):
+            self._changes += 1
+
+    def _learn(self, value: str, *, by_format: bool) -> None:
         if "%" in value and (plain := unquote(value)) != value:  # the same secret in a URL has the same number
             self.learn(plain, by_format=by_format)
             self._values.setdefault(value, self._values.get(plain, SECRETS_LIMIT))
@@ -90,6 +105,7 @@ class Secrets:
         for name, value in environment.items():
             for found in find_in_variable(name, value):
                 if spread := Spread.ANYWHERE if found.by_format else self._spread_of(found.value):
+                    self._changes += self._suspected.get(found.value) != spread
                     self._suspected[found.value] = spread
 
     def learn_text(self, text: str, *, code: bool = False) -> list[Found]:
@@ -148,9 +164,34 @@ class Secrets:
         return text.encode("utf-8", "surrogateescape")
 
     def value(self, value: T) -> T:
-        """Return a copy of a nested value in which the secrets in every string are replaced."""
-        _map_texts(value, "", cache(self._learn_named))  # a document repeats its keys
-        return cast(T, _map_texts(value, "", cache(self._clean_named)))
+        """Return a nested value in which the secrets in every string are replaced: a copy if there were any.
+
+        The time is that of one walk through the value, and of a search in each string that was not searched before. A
+        string that has no secret is remembered until something is learned that could change this.
+        """
+        texts: dict[tuple[str, str], None] = {}  # each once, in the order of the first occurrence
+        _add_texts(value, "", texts, set())
+        if self._harmless_since != self._knowledge:
+            self._harmless.clear()
+        before = self._knowledge
+        for name, text in [each for each in texts if each not in self._harmless]:
+            self._learn_named(name, text)
+        harmless = self._harmless if self._knowledge == before else set()
+        before = self._knowledge
+        clean = {each: self._clean_named(*each) for each in texts if each not in harmless}
+        changed = {each: text for each, text in clean.items() if text != each[1]}
+        if self._knowledge == before:
+            self._remember(each for each in clean if each not in changed)
+        if not changed:
+            return value
+        return cast(T, _map_texts(value, "", lambda name, text: changed.get((name, text), text)))
+
+    def _remember(self, harmless: Iterable[tuple[str, str]]) -> None:
+        """Remember names and texts that have no secret, according to what is known now."""
+        if self._harmless_since != self._knowledge or len(self._harmless) > _MAX_HARMLESS:
+            self._harmless.clear()
+        self._harmless_since = self._knowledge
+        self._harmless.update(each for each in harmless if len(each[1]) <= _MAX_HARMLESS_CHARS)
 
     def json(self, text: str) -> str:
         """Redact JSON text, or lines of JSON, so that it remains valid. Any other text is redacted as plain text."""
@@ -278,8 +319,7 @@ def _map_texts(value: object, name: str, function: Callable[[str, str], str]) ->
         case str():
             return function(name, value)
         case int():
-            is_secret_number = value > 9999 and bool(name) and required_of(name) == Required.ANYTHING
-            return function(name, str(value)) if is_secret_number else value
+            return function(name, str(value)) if _is_secret_number(value, name) else value
         case tuple() | list():
             items = [_map_texts(item, item_name, function) for item_name, item in _named_items(value, name)]
             return items if isinstance(value, list) else tuple(items)
@@ -298,6 +338,79 @@ def _map_texts(value: object, name: str, function: Callable[[str, str], str]) ->
             }
             return value if new == old else replace(value, **new)
     return value
+
+
+def _add_texts(value: object, name: str, texts: dict[tuple[str, str], None], seen: set[tuple[int, str]]) -> None:
+    """Add each string for which `_map_texts` would call its function to `texts`, as (name, text), in the same order.
+
+    `seen`: the objects that were walked already, with the name under which they were. Objects of which a value has
+    many, such as frames, are often shared.
+    """
+    kind = type(value)
+    if kind is str:
+        texts[name, value] = None  # type: ignore[index]  # mypy does not narrow by `kind`
+    elif kind in _WITHOUT_TEXT:
+        return
+    elif kind is int:
+        if _is_secret_number(value, name):  # type: ignore[arg-type]
+            texts[name, str(value)] = None
+    elif kind is dict:
+        for key, item in value.items():  # type: ignore[attr-defined]
+            if isinstance(key, str):
+                texts["name", str(key)] = None
+            if type(item) not in _WITHOUT_TEXT:
+                _add_texts(item, _name_of_item(value, str(key)), texts, seen)  # type: ignore[arg-type]
+    elif kind in _FIELDS or _is_dataclass(value):
+        if (id(value), name) in seen:
+            return
+        seen.add((id(value), name))
+        for field in _fields_of(kind):
+            item = getattr(value, field)
+            item_kind = type(item)
+            if item_kind in _WITHOUT_TEXT:
+                continue
+            item_name = field if field not in _NAMED_BY_OTHERS else _name_of_item(_values_of(value), field)
+            if item_kind is str:
+                texts[item_name, item] = None
+            elif not isinstance(item, int):
+                _add_texts(item, item_name, texts, seen)
+    elif isinstance(value, tuple | list):
+        if not value or (id(value), name) in seen:
+            return
+        seen.add((id(value), name))
+        if any(isinstance(item, str) for item in value):
+            for item_name, item in _named_items(value, name):
+                _add_texts(item, item_name, texts, seen)
+        else:
+            for item in value:
+                if type(item) not in _WITHOUT_TEXT:
+                    _add_texts(item, name, texts, seen)
+    else:
+        _map_texts(value, name, lambda text_name, text: texts.setdefault((text_name, text)) or text)
+
+
+_WITHOUT_TEXT = frozenset({float, bool, type(None)})
+_NAMED_BY_OTHERS = frozenset({"text", "value", "default"})  # their names depend on the fields beside them
+_FIELDS: dict[type, tuple[str, ...]] = {}  # the names of the fields of each dataclass that was walked
+
+
+def _values_of(value: object) -> Mapping[str, object]:
+    """Return the values of a dataclass instance by field."""
+    return {field: getattr(value, field) for field in _fields_of(type(value))}
+
+
+def _is_dataclass(value: object) -> bool:
+    return is_dataclass(value) and not isinstance(value, type)
+
+
+def _fields_of(dataclass_type: type) -> tuple[str, ...]:
+    if dataclass_type not in _FIELDS:
+        _FIELDS[dataclass_type] = tuple(field.name for field in fields(dataclass_type))
+    return _FIELDS[dataclass_type]
+
+
+def _is_secret_number(number: int, name: str) -> bool:
+    return number > 9999 and bool(name) and required_of(name) == Required.ANYTHING
 
 
 def _name_of_item(items: Mapping[str, object], key: str) -> str:

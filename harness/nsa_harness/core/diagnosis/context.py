@@ -65,18 +65,19 @@ class DiagnosisContext:
 
     def rank(self, rank: int | None) -> RankEvidence | None:
         """Return the evidence of one rank, or None if there is none."""
-        return next((evidence for evidence in self.evidence.ranks if evidence.rank == rank), None)
+        return self.evidence.of_rank.get(rank) if rank is not None else None
 
     def status_file(self, rank: int | None) -> StatusFile | None:
         """Return the last status file of one rank, or None if the rank wrote none."""
-        return next((evidence.status_file for evidence in self.evidence.ranks if evidence.rank == rank), None)
+        evidence = self.rank(rank)
+        return evidence.status_file if evidence else None
 
     @cached_property
     def last_snapshot(self) -> dict[int, RankSnapshot]:
         """A dict from each rank to its state in the last snapshot. The dict is empty if there is no snapshot."""
         return {rank.rank: rank for snapshot in self.evidence.snapshots[-1:] for rank in snapshot.ranks}
 
-    @property
+    @cached_property
     def waits(self) -> dict[int, Wait]:
         """A dict from each rank to its wait in a proven hang. The dict is empty if no hang is proven."""
         return {wait.rank: wait for wait in self.judgement.proof.graph.waits} if self.judgement.proof else {}
@@ -91,7 +92,7 @@ class DiagnosisContext:
         """The waits that started a proven hang, which no other rank's wait explains; () if no hang is proven."""
         return self.judgement.proof.graph.roots if self.judgement.proof else ()
 
-    @property
+    @cached_property
     def status_files(self) -> dict[int, StatusFile]:
         """A dict from each rank to its last status file. Ranks that wrote none are missing."""
         return {rank.rank: rank.status_file for rank in self.evidence.ranks if rank.status_file}
@@ -151,11 +152,11 @@ class DiagnosisContext:
         path, other_path = ((*reversed(each.chain),) or (each.place,) for each in (event, other))
         return self.program.are_alternatives(path, other_path)
 
-    @property
+    @cached_property
     def _groups(self) -> dict[str, tuple[tuple[int, ...], ...]]:
         return groups_of(self.timelines, self.status_files, self.evidence.groups)
 
-    @property
+    @cached_property
     def difference(self) -> Difference | None:
         """The first point at which a rank skipped a call or made a different one, or None if there is none."""
         return next((difference for difference in self.differences if difference.kind is not DifferenceKind.LATE), None)
@@ -195,8 +196,8 @@ class DiagnosisContext:
 
 def collectives_of(evidence: Evidence, rank: RankEvidence) -> tuple[Collective, ...]:
     """Return the recorded collectives of a rank, in the order of their creation."""
-    last = evidence.snapshots[-1].ranks if evidence.snapshots else ()
-    in_snapshot = next((snapshot.collectives for snapshot in last if snapshot.rank == rank.rank), ())
+    last = evidence.snapshots[-1].of_rank.get(rank.rank) if evidence.snapshots else None
+    in_snapshot = last.collectives if last else ()
     by_number = {(collective.group, collective.seq): collective for collective in rank.collectives}
     for collective in in_snapshot:
         at_exit = by_number.get((collective.group, collective.seq))
@@ -208,8 +209,8 @@ def collectives_of(evidence: Evidence, rank: RankEvidence) -> tuple[Collective, 
 
 def groups_with_gaps(evidence: Evidence, rank: RankEvidence) -> frozenset[str]:
     """Return the process groups for which the rank's flight recorder is missing some calls."""
-    last = evidence.snapshots[-1].ranks if evidence.snapshots else ()
-    recorders = [rank.collectives, *(snapshot.collectives for snapshot in last if snapshot.rank == rank.rank)]
+    last = evidence.snapshots[-1].of_rank.get(rank.rank) if evidence.snapshots else None
+    recorders = [rank.collectives, *([last.collectives] if last else [])]
     return frozenset(group for collectives in recorders for group, _, _ in missing_numbers(collectives))
 
 
@@ -303,7 +304,7 @@ def last_progress_facts(context: DiagnosisContext, rank: int | None) -> Facts:
 
 def loop_place(context: DiagnosisContext, root: Wait) -> Place | None:
     """Return the line of an endless loop that most samples of the computing thread or process show, or None."""
-    own = [sample.user_frame for sample in context.evidence.samples if sample.rank == root.rank]
+    own = [sample.user_frame for sample in context.evidence.samples_of_rank.get(root.rank, ())]
     below = [child.user_frame for child in computations(root, context.evidence.samples)[0]] if root.computing else []
     lines = Counter(user for user in below or own if user)
     return place_of(context, root.rank, lines.most_common(1)[0][0] if lines else root.user_frame)

@@ -61,7 +61,7 @@ def profiles(evidence: Evidence) -> tuple[RankProfile, ...]:
     """Return a profile of each rank that has stack samples."""
     rank_profiles = []
     for rank in evidence.ranks:
-        samples = [sample for sample in evidence.samples if sample.rank == rank.rank and sample.user_frame is not None]
+        samples = [sample for sample in evidence.samples_of_rank.get(rank.rank, ()) if sample.user_frame is not None]
         samples = [sample for sample in samples if sample.at_s > _first_step_end_s(rank.status_file)] or samples
         if samples:
             rank_profiles.append(_profile(rank, samples))

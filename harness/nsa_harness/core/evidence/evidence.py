@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cached_property
 
 from nsa_harness.core.evidence.coverage import Coverage
 from nsa_harness.core.evidence.gradients import BucketOrder, OrderDifference, RankTraces
@@ -356,6 +357,11 @@ class Snapshot:
     gpus: tuple[Gpu, ...] = ()  # only if a process of the run uses one
     communicators: tuple[NcclCommunicator, ...] = ()  # only if NCCL's RAS service runs in a rank
 
+    @cached_property
+    def of_rank(self) -> dict[int, RankSnapshot]:
+        """A dict from each rank to its state. If a rank occurs twice, its first state counts."""
+        return {rank.rank: rank for rank in reversed(self.ranks)}
+
 
 @stored_as(during_teardown="by_us")
 @dataclass(frozen=True, kw_only=True)
@@ -539,3 +545,16 @@ class Evidence:
     clocks: dict[str, ClockSkew] = field(default_factory=dict)  # node -> its clock, compared with the first node's
     lost_nodes: tuple[str, ...] = ()  # nodes whose agent ended before the ranks did
     missing_nodes: tuple[str, ...] = ()  # nodes of the job on which no agent was started
+
+    @cached_property
+    def of_rank(self) -> dict[int, RankEvidence]:
+        """A dict from each rank to its evidence. If a rank occurs twice, its first evidence counts."""
+        return {rank.rank: rank for rank in reversed(self.ranks)}
+
+    @cached_property
+    def samples_of_rank(self) -> dict[int, list[Sample]]:
+        """A dict from each rank to its samples, oldest first. Ranks without samples are missing."""
+        samples: dict[int, list[Sample]] = {}
+        for sample in self.samples:
+            samples.setdefault(sample.rank, []).append(sample)
+        return samples

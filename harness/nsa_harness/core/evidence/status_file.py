@@ -9,6 +9,7 @@ import re
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import TypeVar
 
 from nsa_harness import protocol
@@ -139,6 +140,12 @@ def parse(data: bytes, launched_ns: int, newest_calls: int = protocol.CALLS) -> 
         modules=modules,
         forwards=forwards,
     )
+
+
+def process_and_rank(data: bytes) -> tuple[int, int | None]:
+    """Return the process id and the rank in a status file. Raise ValueError if `data` is not that of a status file."""
+    pid, rank, *_ = _identity(data)
+    return pid, rank if rank >= 0 else None
 
 
 _FACTS_AT_2 = protocol.CALLS_AT + protocol.LAYOUT_2_CALLS * protocol.LAYOUT_2_CALL.size
@@ -337,6 +344,7 @@ def _with_handler(exception: CaughtException, number: str, facts: dict[str, str]
     return replace(exception, caught_at=place, left_forward=not lines or any(line[2] == "1" for line in lines))
 
 
+@lru_cache(maxsize=1 << 13)  # all ranks of a group have the same text, and share one tuple
 def read_ranks(text: str) -> tuple[int, ...]:
     """Return the ranks in a string such as "0-3,6,8-16/4", or () if it is malformed."""
     ranks: list[int] = []
@@ -353,8 +361,13 @@ def _chains(data: bytes, strings: list[str]) -> list[tuple[Frame, ...]]:
         place, caller = protocol.NODE.unpack_from(data, protocol.NODES_AT + number * protocol.NODE.size)
         frame = _frame(_at(strings, place, ""))
         is_valid = frame is not None and caller < number and (bool(chains[caller]) or not caller)
-        chains.append((frame, *chains[caller])[:_MAX_CHAIN] if frame is not None and is_valid else ())
+        chains.append(_chain(frame, chains[caller]) if frame is not None and is_valid else ())
     return chains
+
+
+@lru_cache(maxsize=1 << 14)
+def _chain(frame: Frame, callers: tuple[Frame, ...]) -> tuple[Frame, ...]:
+    return (frame, *callers)[:_MAX_CHAIN]
 
 
 def _counts(data: bytes, strings: list[str]) -> dict[str, CallCount]:
@@ -367,6 +380,7 @@ def _counts(data: bytes, strings: list[str]) -> dict[str, CallCount]:
     }
 
 
+@lru_cache(maxsize=1 << 14)
 def _frame(text: str) -> Frame | None:
     place = read_place(text)
     if place is None or place.file is None or place.line is None:
@@ -419,6 +433,7 @@ def _own_place(place: Place | None, callers: Sequence[Frame]) -> Place | None:
     return Place(file=callers[0].file, line=callers[0].line, function=callers[0].function)
 
 
+@lru_cache(maxsize=1 << 14)  # all ranks run the same lines, and share their places
 def read_place(text: str) -> Place | None:
     """Return the source location in a string such as "file:line:function", or None if it is not one."""
     file, _, rest = text.rpartition(":")[0].rpartition(":")

@@ -209,16 +209,17 @@ def _waits_for(wait: Wait, places: Meshes) -> str:
 
 
 def _no_progress_s(evidence: Evidence, rank: int) -> float | None:
-    status_file = next((other.status_file for other in evidence.ranks if other.rank == rank), None)
+    known = evidence.of_rank.get(rank)
+    status_file = known.status_file if known else None
     if status_file is None or status_file.latest_event is None:
         return _idle_s(evidence, rank) if evidence.is_attached else None
     return max(0.0, evidence.ended_s - status_file.latest_event.at_s)
 
 
 def _idle_s(evidence: Evidence, rank: int) -> float | None:
-    last = evidence.snapshots[-1].ranks if evidence.snapshots else ()
-    tasks = (task_of(rank_snapshot, rank_stack(rank_snapshot)) for rank_snapshot in last if rank_snapshot.rank == rank)
-    return next((task.idle_s for task in tasks if task is not None), None)
+    snapshot = evidence.snapshots[-1].of_rank.get(rank) if evidence.snapshots else None
+    task = task_of(snapshot, rank_stack(snapshot)) if snapshot else None
+    return task.idle_s if task else None
 
 
 def _is_culprit(rank: int, culprit: Culprit | None) -> bool:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from nsa_harness import protocol
 from nsa_harness.core.evidence.evidence import (
@@ -43,19 +45,57 @@ class JobState:
     world_size: int  # 0 if unknown
     spins_for_device: bool  # ranks may keep a core busy while they wait for a device
 
-    @property
+    @cached_property
     def visible_ranks(self) -> frozenset[int]:
         """The ranks whose state is known, including ranks that have exited."""
         return self.exited_ranks | self.living.keys()
 
-    @property
+    @cached_property
     def invisible_ranks(self) -> tuple[int, ...]:
         """The ranks whose state is unknown because they are on other nodes or have not started yet."""
         return tuple(sorted(set(range(self.world_size)) - self.visible_ranks))
 
+    @cached_property
+    def _sorted_ranks(self) -> tuple[int, ...]:
+        return tuple(sorted(self.visible_ranks))
+
     def others(self, rank: int) -> tuple[int, ...]:
         """Return all ranks whose state is known, except `rank`."""
-        return tuple(sorted(self.visible_ranks - {rank}))
+        return without(self._sorted_ranks, rank)
+
+    @cached_property
+    def open_calls(self) -> Mapping[int, Call]:
+        """The distributed call that each living rank is inside. Ranks that are in none are missing."""
+        return {rank: call for rank, snapshot in self.living.items() if (call := _open_call(snapshot)) is not None}
+
+    @cached_property
+    def callers_by_root(self) -> Mapping[tuple[str, str], Mapping[int, tuple[int, ...]]]:
+        """The ranks in each open call (operation, group) that has a root or peer, by this root or peer."""
+        callers: dict[tuple[str, str], dict[int, list[int]]] = {}
+        for rank, call in self.open_calls.items():
+            if call.peer is not None:
+                callers.setdefault((call.op, call.group), {}).setdefault(call.peer, []).append(rank)
+        return {key: {root: tuple(ranks) for root, ranks in of.items()} for key, of in callers.items()}
+
+    @cached_property
+    def missing_from(self) -> dict[_Entry, tuple[tuple[int, ...], tuple[int, ...]]]:
+        """What `_missing_members` has found for each collective, which is the same for all ranks that are in it."""
+        return {}
+
+    @cached_property
+    def creations(self) -> dict[frozenset[str], Mapping[_CreationState, tuple[int, ...]]]:
+        """The ranks in each state of the calls of these kinds, as found by `_ranks_by_creations`."""
+        return {}
+
+
+# A collective as the rank that is in it sees it: group, number, operation, and the tensors if they must be equal.
+_Entry = tuple[str, int, str, tuple[tuple[int, ...], ...], tuple[str, ...]]
+
+
+def without(ranks: tuple[int, ...], rank: int) -> tuple[int, ...]:
+    """Return sorted ranks without `rank`; the same object if `rank` is not among them."""
+    at = bisect_left(ranks, rank)
+    return ranks[:at] + ranks[at + 1 :] if ranks[at : at + 1] == (rank,) else ranks
 
 
 def job_state(
@@ -172,12 +212,14 @@ def _creation(rank: RankSnapshot, call: Call, job: JobState) -> WaitState:
     """Return the rank's wait in `init_process_group` or `new_group` for ranks that have not called it."""
     key_rank = missing_rank(call.key)
     kinds = frozenset({ENTRANCE}) if call.op == ENTRANCE else CREATIONS
-    ahead_of = {other: _calls_ahead(rank, job.living.get(other), kinds) for other in job.others(rank.rank)}
-    absent = [other for other, (ahead, _) in ahead_of.items() if ahead < 0] if key_rank is None else [key_rank]
-    absent += [other for other in job.invisible_ranks if other not in absent]
+    own = _creation_state(rank, kinds)
+    states = [(_calls_ahead(own, state), state, ranks) for state, ranks in _ranks_by_creations(job, kinds).items()]
+    behind = [other for ahead, _, ranks in states if ahead < 0 for other in ranks if other != rank.rank]
+    absent = behind if key_rank is None else [key_rank]
+    absent = [*sorted(absent), *(other for other in job.invisible_ranks if other != key_rank)]
     if not absent and call.op != ENTRANCE:
         # These ranks have finished the call that this rank is in, and are inside a later one.
-        absent = [other for other, (ahead, inside) in ahead_of.items() if ahead > 0 and inside]
+        absent = [other for ahead, state, ranks in states if ahead > 0 and state.is_inside for other in ranks]
     if call.op == ENTRANCE and job.world_size:
         absent += range(job.world_size, call.elements)  # the call names more ranks than were started
     if not absent:
@@ -185,30 +227,56 @@ def _creation(rank: RankSnapshot, call: Call, job: JobState) -> WaitState:
     return _wait_for_ranks(WaitKind.GROUP_CREATION, absent, job, call=call)
 
 
-def _calls_ahead(rank: RankSnapshot, peer: RankSnapshot | None, kinds: frozenset[str]) -> tuple[int, bool]:
-    """Return by how many calls of these kinds the peer is ahead, and whether it is inside one.
+@dataclass(frozen=True)
+class _CreationState:
+    """What a rank's status file shows about its calls of some kinds. Ranks in the same state are alike."""
+
+    count: int | None  # number of these calls; None = the rank has no status file
+    has_lost_calls: bool = False  # the oldest calls were overwritten, so `count` is too small
+    is_inside: bool = False  # the rank is inside one of these calls
+    has_entered: bool = False  # the rank may be in the same call as a rank that is in one
+
+
+def _creation_state(rank: RankSnapshot | None, kinds: frozenset[str]) -> _CreationState:
+    if rank is None or rank.status_file is None:
+        return _CreationState(None)
+    call, has_lost_calls = _open_call(rank), _has_lost_calls(rank.status_file)
+    is_inside = call is not None and call.op in kinds
+    return _CreationState(
+        sum(call.op in kinds for call in rank.status_file.calls),
+        has_lost_calls=has_lost_calls,
+        is_inside=is_inside,
+        # init_process_group is every rank's first call. A rank inside such a call counts as being in the same call.
+        has_entered=is_inside or (kinds == {ENTRANCE} and has_lost_calls),
+    )
+
+
+def _ranks_by_creations(job: JobState, kinds: frozenset[str]) -> Mapping[_CreationState, tuple[int, ...]]:
+    """Return the visible ranks in each state of their calls of these kinds. Ranks that have exited have no state."""
+    if kinds not in job.creations:
+        ranks: dict[_CreationState, list[int]] = {}
+        for rank in sorted(job.visible_ranks):
+            ranks.setdefault(_creation_state(job.living.get(rank), kinds), []).append(rank)
+        job.creations[kinds] = {state: tuple(alike) for state, alike in ranks.items()}
+    return job.creations[kinds]
+
+
+def _calls_ahead(own: _CreationState, peer: _CreationState) -> int:
+    """Return by how many calls a peer is ahead.
 
     If calls were overwritten, 0 means that the peer may be in the same call, and -1 that it has not entered it. A peer
     without a status file counts as one call behind.
     """
-    if peer is None or peer.status_file is None or rank.status_file is None:
-        return -1, False
-    peer_call = _open_call(peer)
-    inside = peer_call is not None and peer_call.op in kinds
-    if not _has_lost_calls(peer.status_file) and not _has_lost_calls(rank.status_file):
-        return _count(peer.status_file, kinds) - _count(rank.status_file, kinds), inside
-    # init_process_group is every rank's first call. A peer inside a call of that kind counts as being in the same call.
-    has_entered = inside or (kinds == {ENTRANCE} and _has_lost_calls(peer.status_file))
-    return (0 if has_entered else -1), inside
+    if peer.count is None or own.count is None:
+        return -1
+    if not peer.has_lost_calls and not own.has_lost_calls:
+        return peer.count - own.count
+    return 0 if peer.has_entered else -1
 
 
 def _has_lost_calls(status_file: StatusFile) -> bool:
     """Return whether a rank's oldest calls have been overwritten in its status file."""
     return bool(status_file.calls) and status_file.calls[0].number > 1
-
-
-def _count(status_file: StatusFile, kinds: frozenset[str]) -> int:
-    return sum(call.op in kinds for call in status_file.calls)
 
 
 def _transfer(rank: int, call: Call, job: JobState) -> WaitState:
@@ -287,7 +355,8 @@ def _collective(
             return WaitState(kind=WaitKind.POINT_TO_POINT, peers=others, is_closed=bool(others))
         return WaitState(kind=WaitKind.COLLECTIVE, peers=others, is_closed=bool(others), call=call)
     absent, unknown = _missing_members(pending, rank.rank, job)
-    absent = tuple(sorted({*absent, *_ranks_with_another_root(rank.rank, call, job)}))
+    if with_another_root := _ranks_with_another_root(rank.rank, call, job):
+        absent = tuple(sorted({*absent, *with_another_root}))
     # Outside of torch.distributed the rank may wait on an asynchronous handle, or be doing something else entirely.
     is_outside = bool(frames) and not inside and not in_engine
     if is_outside and not absent and not (computes and job.spins_for_device):
@@ -304,23 +373,32 @@ def _ranks_with_another_root(rank: int, call: Call | None, job: JobState) -> tup
     """Return the ranks that are in the same collective as `rank` but use a different root rank."""
     if call is None or call.peer is None or operation(call) in TRANSFERS:
         return ()
-    calls = {peer: other for peer in job.living if peer != rank and (other := _open_call(job.living[peer]))}
-    same = {peer: other for peer, other in calls.items() if (other.op, other.group) == (call.op, call.group)}
-    return tuple(peer for peer, other in same.items() if other.peer is not None and other.peer != call.peer)
+    by_root = job.callers_by_root.get((call.op, call.group), {})
+    return tuple(peer for root, peers in by_root.items() if root != call.peer for peer in peers if peer != rank)
 
 
 def _missing_members(pending: Collective, rank: int, job: JobState) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return the ranks that have not entered the collective `pending`, and the ranks whose state is unknown."""
+    tensors = (pending.sizes, pending.dtypes) if pending.op in _UNIFORM else ((), ())
+    entry = (pending.group, pending.seq, pending.op, *tensors)
+    if entry not in job.missing_from:
+        job.missing_from[entry] = _missing_from(pending, job)
+    missing, unknown = job.missing_from[entry]
+    return without(missing, rank), without(unknown, rank)
+
+
+def _missing_from(pending: Collective, job: JobState) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the members that have not entered a collective, and those whose state is unknown, both sorted."""
     members = job.groups.get(pending.group)
-    others = job.others(rank) if members is None else tuple(peer for peer in members if peer != rank)
-    lacking = [
+    candidates = job.visible_ranks if members is None else members
+    missing = {
         peer
-        for peer in others
-        if peer in job.living and _has_not_entered(job.living[peer], pending, is_member=members is not None)
-    ]
-    missing = job.exited_ranks.intersection(others).union(lacking)
-    unknown = [peer for peer in (others if members else job.invisible_ranks) if peer not in job.visible_ranks]
-    return tuple(sorted(missing)), tuple(unknown)
+        for peer in candidates
+        if peer in job.exited_ranks
+        or (peer in job.living and _has_not_entered(job.living[peer], pending, is_member=members is not None))
+    }
+    unknown = [peer for peer in (candidates if members else job.invisible_ranks) if peer not in job.visible_ranks]
+    return tuple(sorted(missing)), tuple(sorted(unknown))
 
 
 def _has_not_entered(peer: RankSnapshot, pending: Collective, *, is_member: bool) -> bool:

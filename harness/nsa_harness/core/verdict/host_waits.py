@@ -160,7 +160,7 @@ class _Family:
 
     rank: int
     actors: Mapping[int, _Actor]  # by process id; the rank's own process comes first
-    owners: Mapping[int, int]  # process id -> rank, for all other ranks and their child processes
+    owners: Mapping[int, int]  # process id -> rank, for all ranks and their child processes
     elapsed_s: float  # time between the two snapshots
     status_file: StatusFile | None  # of the rank
 
@@ -188,7 +188,7 @@ def host_wait(
     """Return the wait of a rank's thread on its own host.
 
     `before` is the rank in the snapshot before, `elapsed_s` earlier. `stack` is the stack of the thread. `owners` maps
-    the process ids of all other ranks and their child processes to their rank.
+    the process ids of all ranks and their child processes to their rank.
     """
     if rank.process is None:
         return WaitState(kind=WaitKind.LOADER if stack and _awaits_batch(stack.frames) else WaitKind.UNKNOWN)

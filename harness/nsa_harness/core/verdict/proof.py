@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from nsa_harness.core.evidence.evidence import ChildSample, Sample, Snapshot
 from nsa_harness.core.plan import Limits
@@ -98,6 +99,17 @@ class StallEpisode:
     last_progress_s: float
     is_attended: bool = False  # a person may be using a debugger in this run
 
+    @cached_property
+    def _samples_of(self) -> dict[int, list[Sample]]:
+        samples: dict[int, list[Sample]] = {}
+        for sample in self.samples:
+            samples.setdefault(sample.rank, []).append(sample)
+        return samples
+
+    def _own(self, root: Wait) -> Sequence[Sample]:
+        """Return the samples of the waiting rank, oldest first."""
+        return self._samples_of.get(root.rank, ())
+
     def is_endless(self, root: Wait) -> bool:
         """Return whether a rank's wait or computation has lasted so long that it is treated as endless."""
         if self._may_be_answered(root):
@@ -105,23 +117,23 @@ class StallEpisode:
         no_progress_s = self.no_progress_s(root)
         if root.kind is WaitKind.COMPUTE or root.computing:
             busy_s = _number(self.limits.busy_s)
-            if _all_loop(root, self.samples):
+            if _all_loop(root, self._own(root)):
                 return no_progress_s >= busy_s
             is_long_loop = all(
-                _loops(computation) or _is_long_loop(computation) for computation in computations(root, self.samples)
+                _loops(computation) or _is_long_loop(computation) for computation in computations(root, self._own(root))
             )
             return no_progress_s >= LONG_LOOP_FACTOR * busy_s and is_long_loop
         if no_progress_s < _number(self.limits.open_wait_s):
             return False
         if root.kind is WaitKind.COMPILE:
-            return _all_loop(root, self.samples)
+            return _all_loop(root, self._own(root))
         return not self._wakes_in_time(root)
 
     def remaining_s(self, root: Wait) -> float | None:
         """Return the seconds until a rank's wait is treated as endless, or None if it never will be."""
         busy_s = _number(self.limits.busy_s)
         if root.kind is WaitKind.COMPUTE or root.computing:
-            limit_s = busy_s if _all_loop(root, self.samples) else LONG_LOOP_FACTOR * busy_s
+            limit_s = busy_s if _all_loop(root, self._own(root)) else LONG_LOOP_FACTOR * busy_s
         elif self._wakes_in_time(root) or self._may_be_answered(root):
             return None
         else:
@@ -133,17 +145,17 @@ class StallEpisode:
         motions = {Motion.MOVING} if _computes(root) else {Motion.MOVING, Motion.BURNING}
         times = (
             sample.at_s
-            for sample in self.samples
-            if sample.rank == root.rank and sample.motion in motions and not sample.only_line_changed
+            for sample in self._own(root)
+            if sample.motion in motions and not sample.only_line_changed
         )
         return self.snapshots[-1].at_s - max([self.last_progress_s, *times])
 
     def is_polling(self, root: Wait) -> bool:
         """Return whether the rank polls: one sleep or timed wait after the other on the same line."""
-        own = ((snapshot, rank) for snapshot in self.snapshots for rank in snapshot.ranks if rank.rank == root.rank)
+        own = ((snapshot, snapshot.of_rank[root.rank]) for snapshot in self.snapshots if root.rank in snapshot.of_rank)
         waits = [(leaf(rank), latest_end_s(rank, snapshot.at_s)) for snapshot, rank in own]
         is_timed = bool(waits) and waits[-1][1] is not None
-        waits += [(sample.leaf, sample.wakes_at_s) for sample in self.samples if sample.rank == root.rank]
+        waits += [(sample.leaf, sample.wakes_at_s) for sample in self._own(root)]
         now_s = self.snapshots[-1].at_s
         has_ended = (line == root.leaf and end_s is not None and end_s < now_s for line, end_s in waits)
         return root.kind in POLLED and is_timed and any(has_ended)

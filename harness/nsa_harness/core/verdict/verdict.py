@@ -56,7 +56,10 @@ _MIN_MOVING_SAMPLES = 2  # a single transferred byte may be a library's heartbea
 
 def moving_ranks(samples: Sequence[Sample]) -> tuple[int, ...]:
     """Return the ranks that progressed in `samples`, or computed on more lines than an endless loop."""
-    return tuple(rank for rank in sorted({sample.rank for sample in samples}) if _moves(rank, samples))
+    samples_of: dict[int, list[Sample]] = {}
+    for sample in samples:
+        samples_of.setdefault(sample.rank, []).append(sample)
+    return tuple(rank for rank, own in sorted(samples_of.items()) if _moves(own))
 
 
 def ranks_with_progress(evidence: Evidence) -> list[int]:
@@ -82,8 +85,8 @@ def observation_sentence(evidence: Evidence) -> str:
     return f"SUSPECT: nothing moves, and it is not proven that nothing can: {states}{missing if without_probe else ''}"
 
 
-def _moves(rank: int, samples: Sequence[Sample]) -> bool:
-    own = [sample for sample in samples if sample.rank == rank]
+def _moves(own: Sequence[Sample]) -> bool:
+    """Return whether a rank made progress, according to its samples."""
     moving = [sample for sample in own if sample.motion == Motion.MOVING]
     burning = [sample for sample in own if sample.motion == Motion.BURNING]
     children = [child for sample in burning for child in sample.child_samples]
@@ -471,7 +474,8 @@ def _early_exit(exit: Exit, evidence: Evidence, proof: Proof | None, failures: l
 
 def _disconnected_s(exit: Exit, evidence: Evidence) -> float:
     """Return when the others lost their connection to this rank, perhaps seconds before its exit."""
-    status_file = next((rank.status_file for rank in evidence.ranks if rank.rank == exit.rank), None)
+    rank = evidence.of_rank.get(exit.rank) if exit.rank is not None else None
+    status_file = rank.status_file if rank else None
     calls = status_file.calls if status_file else ()
     destroyed_s = [call.entered_s for call in calls if call.op == _DESTROYS and call.group in ("", "0")]
     exits_s = [status_file.exit_s] if status_file and status_file.exit_s is not None else []

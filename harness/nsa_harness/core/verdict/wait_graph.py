@@ -98,8 +98,7 @@ def _wait(
         elif computes:
             state = replace(state, kind=WaitKind.COMPILE if compiles(frames) else WaitKind.COMPUTE)
         else:
-            other_owners = {pid: owner for pid, owner in owners.items() if owner != rank.rank}
-            host = host_wait(before, rank, stack, other_owners, elapsed_s)
+            host = host_wait(before, rank, stack, owners, elapsed_s)
             state = replace(host, motion=_motion_in_wait(host, works=_works(before, rank, elapsed_s)))
     return Wait(
         **vars(state),
@@ -147,9 +146,58 @@ def _roots(waits: Sequence[Wait]) -> tuple[Wait, ...]:
     no rank outside it.
     """
     by_rank = {wait.rank: wait for wait in waits}
-    reachable = {rank: reachable_ranks(rank, waits) & by_rank.keys() for rank in by_rank}
-    roots = (wait for wait in waits if all(wait.rank in reachable[rank] for rank in reachable[wait.rank]))
+    # Many ranks wait for the same ranks, which are one tuple. This tuple becomes a node of its own between them, so the
+    # number of edges is that of the ranks, and not that of all pairs of ranks.
+    shared = {id(wait.peers): wait.peers for wait in waits}
+    edges: dict[_Node, list[_Node]] = {
+        ("peers", key): [("rank", peer) for peer in peers if peer in by_rank] for key, peers in shared.items()
+    }
+    for wait in waits:
+        node: _Node = ("peers", id(wait.peers))
+        edges["rank", wait.rank] = [node] if edges[node] else []
+    final = _final_nodes(edges)
+    roots = (wait for wait in waits if ("rank", wait.rank) in final)
     return tuple(sorted(roots, key=lambda wait: bool(wait.peers)))
+
+
+_Node = tuple[str, int]
+
+
+def _final_nodes(edges: Mapping[_Node, Sequence[_Node]]) -> set[_Node]:
+    """Return the nodes of a graph from which every reachable node leads back to them.
+
+    These are the nodes of the strongly connected components without an edge to another component, found with the
+    algorithm of Tarjan (SIAM J. Comput. 1, 1972). The time is proportional to the number of nodes and edges.
+    """
+    number: dict[_Node, int] = {}  # in the order of the search
+    low: dict[_Node, int] = {}  # the smallest number of a node on the path that is known to be reachable
+    component: dict[_Node, int] = {}
+    open_nodes: list[_Node] = []  # visited nodes whose component is not known yet
+    for start in edges:
+        if start in number:
+            continue
+        path = [(start, iter(edges[start]))]
+        number[start] = low[start] = len(number)
+        open_nodes.append(start)
+        while path:
+            node, targets = path[-1]
+            for target in targets:
+                if target not in number:
+                    number[target] = low[target] = len(number)
+                    open_nodes.append(target)
+                    path.append((target, iter(edges[target])))
+                    break
+                if target not in component:
+                    low[node] = min(low[node], number[target])
+            else:
+                path.pop()
+                if path:
+                    low[path[-1][0]] = min(low[path[-1][0]], low[node])
+                if low[node] == number[node]:
+                    while node not in component:
+                        component[open_nodes.pop()] = number[node]
+    left = {component[node] for node, targets in edges.items() if any(component[to] != component[node] for to in targets)}
+    return {node for node in edges if component[node] not in left}
 
 
 def reachable_ranks(rank: int, waits: Iterable[Wait]) -> set[int]:

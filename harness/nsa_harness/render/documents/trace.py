@@ -193,10 +193,9 @@ def _arrows(slices: _CollectiveSlices) -> Iterator[_Event]:
 
 def _sample_events(evidence: Evidence, lanes: _Lanes) -> Iterator[_Event]:
     """Yield one event for each stack snapshot of a rank."""
-    for sample in evidence.samples:
-        if sample.rank == lanes.rank:
-            leaf = f"{sample.leaf.function} {sample.leaf.file}:{sample.leaf.line}" if sample.leaf else None
-            yield _instant(f"snapshot: {sample.motion}", sample.at_s, lanes, {"innermost frame": leaf})
+    for sample in evidence.samples_of_rank.get(lanes.rank, ()):
+        leaf = f"{sample.leaf.function} {sample.leaf.file}:{sample.leaf.line}" if sample.leaf else None
+        yield _instant(f"snapshot: {sample.motion}", sample.at_s, lanes, {"innermost frame": leaf})
 
 
 def _run_events(evidence: Evidence, outcome: Outcome) -> Iterator[_Event]:

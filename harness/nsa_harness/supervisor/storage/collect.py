@@ -9,9 +9,10 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, TypeVar
@@ -91,15 +92,29 @@ _PROBE_FILES = {  # name in the probe directory -> name in the rank's directory
 }
 
 
-def copy_probe_files(attempt: AttemptDir, rank: int, pid: int | None) -> Iterator[OSError]:
-    """Copy the logs and, if `pid` is known, the status files of a rank to its directory. Yield each error."""
+def rank_logs(attempt: AttemptDir) -> dict[tuple[str, str], Path]:
+    """Return the latest log of each rank and stream, such as ("7", "stderr"), that torchrun has made."""
+    logs: dict[tuple[str, str], Path] = {}
+    for stream in ("stdout", "stderr"):
+        for path in attempt.directory.list_files(attempt.logs, f"*/attempt_*/*/{stream}.log"):
+            logs[path.parent.name, stream] = path
+    return logs
+
+
+def copy_probe_files(
+    attempt: AttemptDir, rank: int, pid: int | None, logs: Mapping[tuple[str, str], Path]
+) -> Iterator[OSError]:
+    """Copy the logs and, if `pid` is known, the status files of a rank to its directory. Yield each error.
+
+    `logs`: see `rank_logs`.
+    """
     rank_dir = attempt.rank(rank)
     try:
         attempt.directory.make_directory(rank_dir)
     except OSError as error:
         yield error
         return
-    for source, name in [*_logs(attempt, rank), *_probe_files(attempt, pid)]:
+    for source, name in [*_logs(attempt, rank, logs), *_probe_files(attempt, pid)]:
         try:
             if skipped_bytes := attempt.directory.copy_ends(source, rank_dir / name, _MAX_HALF_BYTES):
                 attempt.directory.note_incomplete(
@@ -121,12 +136,12 @@ def step_time_s(attempt: AttemptDir, ranks: int) -> float | None:
     return max((step for step in steps_s if step is not None), default=None)
 
 
-def _logs(attempt: AttemptDir, rank: int) -> Iterator[tuple[Path, str]]:
+def _logs(attempt: AttemptDir, rank: int, logs: Mapping[tuple[str, str], Path]) -> Iterator[tuple[Path, str]]:
     """Yield the path of each log of a rank, and the name for its copy."""
     for stream in ("stdout", "stderr"):
-        log_files = attempt.directory.list_files(attempt.logs, f"*/attempt_*/{rank}/{stream}.log")
-        if log_files:
-            yield log_files[-1], f"{stream}.log"
+        log_file = logs.get((str(rank), stream))
+        if log_file is not None:
+            yield log_file, f"{stream}.log"
         elif not attempt.directory.exists(attempt.logs) and rank == 0 and attempt.directory.exists(attempt.output):
             yield attempt.output, f"{stream}.log"
 
@@ -191,6 +206,8 @@ _MAX_TRACE_LINE = 1 << 20
 _MAX_ORDER_BYTES = 8 << 20
 _STREAMS = ("stdout.log", "stderr.log")
 _SIZES = ("rss_bytes", "allocated_bytes", "reserved_bytes")
+
+_RANK_OF_DUMP = re.compile(r"(?=rank([0-9]{1,6})_step)")  # in the name of a memory dump
 
 _Value = TypeVar("_Value")
 
@@ -315,6 +332,7 @@ class _EvidenceCollector:
         self._trace_chars = _MAX_TRACE_CHARS
         self.ranks = self.ranks or range(self.spec.ranks)
         self.journals = Journals(attempt=self.attempt, trouble=self.trouble)
+        self._logs = rank_logs(self.attempt)
 
     def evidence(self, node: str, read_reported: ReadReported | None) -> Evidence:
         """Read all files of the attempt, and return its evidence."""
@@ -326,7 +344,8 @@ class _EvidenceCollector:
         )
         exits = tuple(journals.exits())
         ending = journals.last_record("ending")
-        ranks = tuple(self._rank(rank, exits) for rank in self.ranks)
+        exit_of = {exit.rank: exit for exit in reversed(exits)}
+        ranks = tuple(self._rank(rank, exit_of.get(rank)) for rank in self.ranks)
         if not self.directory.exists(self.attempt.logs):
             ranks = _without_shared_traceback(ranks)
         if any(self.directory.is_file(self.attempt.rank(rank) / "stdout.log") for rank in self.ranks):
@@ -385,10 +404,10 @@ class _EvidenceCollector:
             key=lambda snapshot: snapshot.number,
         )
 
-    def _rank(self, rank: int, exits: tuple[Exit, ...]) -> RankEvidence:
+    def _rank(self, rank: int, exit: Exit | None) -> RankEvidence:
         rank_dir = self.attempt.rank(rank)
         pid = self.journals.pids.get(rank)
-        for error in copy_probe_files(self.attempt, rank, pid):
+        for error in copy_probe_files(self.attempt, rank, pid, self._logs):
             self._note(rank_dir.name, first_line(error), rank)
         status_file = self._status_file(rank_dir, rank, pid)
         if status_file is not None:
@@ -402,7 +421,6 @@ class _EvidenceCollector:
             self._note("flight recorder", f"collectives {first} to {last} of group {group} are missing", rank)
         if status_file is not None and flight is not None:
             status_file = replace(status_file, groups={**flight.groups, **status_file.groups})
-        peaks = self.journals.last_record("peaks").get("rss_bytes") or {}
         heartbeats = list(self.directory.read_records(self.attempt.path / f"heartbeat_rank{rank}.jsonl"))
         if not heartbeats and status_file is not None:
             self._write_heartbeat(rank, status_file)
@@ -410,13 +428,13 @@ class _EvidenceCollector:
             rank=rank,
             pid=pid,
             has_log=self.directory.exists(self.attempt.logs) and self.directory.is_file(rank_dir / "stdout.log"),
-            exit=next((exit for exit in exits if exit.rank == rank), None),
+            exit=exit,
             exception=exception,
             status_file=status_file,
             collectives=essential_collectives(collectives, HISTORIES[0]),
             death_stacks=parse_faulthandler(death_text),
             died_in_native_thread=died_in_native_thread(death_text),
-            peak_rss_bytes=peaks.get(str(rank)),
+            peak_rss_bytes=self.journals.peaks.get(str(rank)),
             peak_gpu_bytes=as_integer(last_number(heartbeats, "gpu_peak_bytes")),
             traces=self._traces(rank, rank_dir),
             last_loss=last_number(heartbeats, "loss"),
@@ -437,8 +455,7 @@ class _EvidenceCollector:
         """Yield the memory use of a rank at startup, at its latest memory dump and at its latest heartbeat."""
         with_memory = [heartbeat for heartbeat in heartbeats if number_in(heartbeat, "rss_bytes") is not None]
         boot = next((heartbeat for heartbeat in reversed(with_memory) if heartbeat.get("phase") == "start"), None)
-        dumps = self.directory.list_files(self.attempt.path, f"mem*rank{rank}_step*.json")
-        latest_dump = max(dumps, key=_step_number, default=None)
+        latest_dump = max(self._memory_dumps.get(rank, ()), key=_step_number, default=None)
         dump = None if latest_dump is None else self._read(latest_dump, json.loads, rank)
         last = with_memory[-1] if with_memory and with_memory[-1] is not boot else None
         for moment, record in (("boot", boot), ("dump", dump), ("last", last)):
@@ -446,6 +463,15 @@ class _EvidenceCollector:
             if isinstance(record, dict) and step is not None:
                 sizes = {name: as_integer(number_in(record, name)) for name in _SIZES}
                 yield MemoryAtEvent(moment=moment, step=step, **sizes)
+
+    @cached_property
+    def _memory_dumps(self) -> dict[int, list[Path]]:
+        """The memory dumps of each rank."""
+        paths: dict[int, list[Path]] = {}
+        for path in self.directory.list_files(self.attempt.path, "mem*rank*_step*.json"):
+            for rank in {int(rank) for rank in _RANK_OF_DUMP.findall(path.name)}:
+                paths.setdefault(rank, []).append(path)
+        return paths
 
     def _nccl(self) -> NcclInfo | None:
         rank_dirs = {rank: self.attempt.rank(rank) for rank in self.ranks}

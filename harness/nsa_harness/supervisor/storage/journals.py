@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, Required
@@ -16,7 +17,7 @@ from nsa_harness.core.evidence.evidence import Ending, Exit, Retraction, Sample,
 from nsa_harness.core.evidence.exit_messages import AgentFailure, agent_failures, closing_signals
 from nsa_harness.core.evidence.host import HostMemory, SentSignal, killed_pids
 from nsa_harness.core.evidence.network import Network
-from nsa_harness.core.evidence.status_file import parse as parse_board
+from nsa_harness.core.evidence.status_file import process_and_rank
 from nsa_harness.core.plan import MAX_RANKS, Limits
 from nsa_harness.core.report import Trouble
 from nsa_harness.core.stored_keys import stored_keys
@@ -114,6 +115,7 @@ class Journals:
         first_ns = next((event["t_ns"] for event in self.process_records if "t_ns" in event), 0)
         self.origin_ns: int = self.last_record("origin").get("origin_ns", first_ns)
         self.pids = self._rank_pids()
+        self.peaks: dict[str, int] = self.last_record("peaks").get("rss_bytes") or {}
 
     def _valid_records(self, journal: Path) -> Iterator[dict[str, Any]]:
         invalid_count = 0
@@ -160,15 +162,15 @@ class Journals:
         directory = self.attempt.directory
         for path in directory.list_files(self.attempt.probe_files, "*.board"):
             try:
-                status_file = parse_board(directory.read_whole_file(path, protocol.STATUS_FILE_SIZE), self.origin_ns)
+                pid, rank = process_and_rank(directory.read_whole_file(path, protocol.STATUS_FILE_SIZE))
             except (OSError, ValueError) as error:
                 self._note(path.name, str(error))
                 continue
-            if status_file.rank is not None:
-                pids.setdefault(status_file.rank, status_file.pid)
+            if rank is not None:
+                pids.setdefault(rank, pid)
         return pids
 
-    @property
+    @cached_property
     def launcher_pid(self) -> int | None:
         return next((record.get("pid") for record in self._events("started")), None)
 

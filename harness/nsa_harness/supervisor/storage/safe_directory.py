@@ -288,8 +288,10 @@ class SafeDirectory:
         with self.open_file(source) as original, self.replace_file(target) as copy:
             size = os.fstat(original.fileno()).st_size
             skipped_bytes = size - 2 * half_bytes
-            copy.writelines(_chunks(original, size if skipped_bytes <= 0 else half_bytes))
-            if skipped_bytes > 0:
+            if skipped_bytes <= 0:
+                _copy_sparsely(original, copy, size)
+            else:
+                copy.writelines(_chunks(original, half_bytes))
                 copy.write(f"\n[{skipped_bytes} bytes were cut here]\n".encode())
                 original.seek(size - half_bytes)
                 copy.writelines(_chunks(original, half_bytes))
@@ -414,6 +416,21 @@ def _chunks(file: BinaryIO, size: int) -> Iterator[bytes]:
     while size > 0 and (piece := file.read(min(size, 1 << 20))):
         size -= len(piece)
         yield piece
+
+
+_HOLE_BYTES = 1 << 14
+
+
+def _copy_sparsely(original: BinaryIO, copy: BinaryIO, size: int) -> None:
+    """Copy `size` bytes. A longer run of zeros, such as the unused part of a status file, becomes a hole."""
+    copied_bytes = 0
+    while copied_bytes < size and (piece := original.read(min(size - copied_bytes, _HOLE_BYTES))):
+        if piece.count(0) == len(piece):
+            copy.seek(len(piece), os.SEEK_CUR)
+        else:
+            copy.write(piece)
+        copied_bytes += len(piece)
+    copy.truncate(copied_bytes)
 
 
 def _lines_until(journal: BinaryIO, end: int) -> Iterator[bytes]:
