@@ -177,7 +177,9 @@ class _Writer:
         text = type_adapter(tuple[Source, ...]).dump_json((source,)).decode()
         attempt.directory.write(attempt.path / "sources.json", text)
         attempt.directory.write(attempt.output, "")
-        attempt.directory.write(attempt.command, f"torchrun --standalone --nproc-per-node {self._world_size} {SCRIPT}\n")
+        attempt.directory.write(
+            attempt.command, f"torchrun --standalone --nproc-per-node {self._world_size} {SCRIPT}\n"
+        )
         attempt.directory.write(attempt.env, json.dumps({"schema": 1, "machine": {"host": "simulated"}}) + "\n")
 
     @property
@@ -459,9 +461,7 @@ class _Writer:
             for rank in sorted(range(world_size), key=lambda rank: rank != job.culprit):
                 at_ns = self._raised_ns() + (NS // 20 if rank == job.culprit else NS // 2)
                 status = 1 if rank == job.culprit else -15
-                processes.append(
-                    {"event": "exit", "t_ns": _ORIGIN_NS + at_ns, "pid": pid_of(rank), "status": status}
-                )
+                processes.append({"event": "exit", "t_ns": _ORIGIN_NS + at_ns, "pid": pid_of(rank), "status": status})
             processes.append({"event": "exit", "t_ns": signal_ns, "pid": _LAUNCHER_PID, "status": 1})
         else:
             ending = "deadline" if job.fault is Fault.SLOW else "stall"
@@ -477,7 +477,9 @@ class _Writer:
             pids = [_LAUNCHER_PID, *map(pid_of, range(world_size))]
             processes.append({"event": "signal", "t_ns": signal_ns, "signal": "SIGTERM", "pids": pids})
         processes.append({"event": "ended", "t_ns": signal_ns + NS, "outlived": [], "left": []})
-        watch.append({"event": "peaks", "t_s": ended_s, "rss_bytes": {str(rank): 2 << 30 for rank in range(world_size)}})
+        watch.append(
+            {"event": "peaks", "t_s": ended_s, "rss_bytes": {str(rank): 2 << 30 for rank in range(world_size)}}
+        )
         limits = {"stall_s": 5.0, "busy_s": 60.0, "open_wait_s": 300.0, "start_s": 120.0, "deadline_s": _DEADLINE_S}
         watch.append({"event": "limits", "t_s": ended_s, **limits})
         progress_s = times_s[-1] if job.fault is Fault.SLOW else job.stalled_ns / NS

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import cached_property
 from itertools import combinations, pairwise, takewhile
 
 from nsa_harness.core.collectives.call_history import MIN_REPEATS, diverged_before_history, expected_next
@@ -60,9 +61,13 @@ class Difference:
 
     def event(self, rank: int) -> Event | None:
         """Return the call that `rank` made at this difference, or None if it made none there."""
-        return dict(self.entered_events).get(rank)
+        return self._event_of.get(rank)
 
-    @property
+    @cached_property
+    def _event_of(self) -> dict[int, Event]:
+        return dict(self.entered_events)
+
+    @cached_property
     def all_ranks(self) -> Members:
         """All ranks of the process group, sorted."""
         return tuple(sorted([*(rank for rank, _ in self.entered_events), *self.absent]))
@@ -156,19 +161,35 @@ def groups_of(
     ranks that entered it; for the default group they are all ranks. If ranks use one name for different groups, the
     result has several tuples for this name.
     """
+    with_events: dict[str, list[int]] = {}
+    for rank, line in sorted(timelines.items()):
+        for group in line.groups:
+            with_events.setdefault(group, []).append(rank)
+    stored = _stored_groups(status_files)
     members_of: dict[str, tuple[Members, ...]] = {}
     for group in sorted({event.group for line in timelines.values() for event in line.events}):
-        member_sets = {
-            members
-            for rank, status_file in status_files.items()
-            if rank in (members := tuple(sorted(status_file.groups.get(group, ()))))
-        }
-        with_events = tuple(rank for rank, line in sorted(timelines.items()) if line.of_group(group))
-        member_sets = member_sets or {members for members in [tuple((known_groups or {}).get(group, ()))] if members}
-        members_of[group] = tuple(sorted(member_sets)) or (
-            (tuple(sorted(timelines)) if group in _DEFAULT else with_events),
+        known = tuple((known_groups or {}).get(group, ()))
+        members_of[group] = tuple(sorted(stored.get(group) or ({known} if known else ()))) or (
+            (tuple(sorted(timelines)) if group in _DEFAULT else tuple(with_events.get(group, ())),)
         )
     return members_of
+
+
+def _stored_groups(status_files: Mapping[int, StatusFile]) -> dict[str, set[Members]]:
+    """Return the members of each group as the status files of its members have them.
+
+    Status files that were read with equal texts share one tuple, so each tuple is sorted and compared only once.
+    """
+    sorted_members: dict[int, tuple[Members, frozenset[int]]] = {}  # by the id of the tuple in the status file
+    groups: dict[str, dict[int, Members]] = {}
+    for rank, status_file in status_files.items():
+        for group, members in status_file.groups.items():
+            if id(members) not in sorted_members:
+                sorted_members[id(members)] = tuple(sorted(members)), frozenset(members)
+            in_order, ranks = sorted_members[id(members)]
+            if rank in ranks:
+                groups.setdefault(group, {})[id(in_order)] = in_order
+    return {group: set(by_id.values()) for group, by_id in groups.items()}
 
 
 _DEFAULT = ("", "0")

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import cached_property
 from itertools import groupby
 from typing import NamedTuple
 
@@ -83,7 +84,20 @@ class Timeline:
 
     def of_group(self, group: str) -> tuple[Event, ...]:
         """Return the rank's collectives in one process group, oldest first."""
-        return tuple(event for event in self.events if event.group == group and not event.is_transfer)
+        return self._events_by_group.get(group, ())
+
+    @property
+    def groups(self) -> Iterable[str]:
+        """The process groups in which the rank called a collective."""
+        return self._events_by_group
+
+    @cached_property
+    def _events_by_group(self) -> dict[str, tuple[Event, ...]]:
+        events: dict[str, list[Event]] = {}
+        for event in self.events:
+            if not event.is_transfer:
+                events.setdefault(event.group, []).append(event)
+        return {group: tuple(of_group) for group, of_group in events.items()}
 
 
 def with_comparable_callers(timelines: Mapping[int, Timeline]) -> dict[int, Timeline]:

@@ -143,11 +143,7 @@ class StallEpisode:
     def no_progress_s(self, root: Wait) -> float:
         """Return the number of seconds during which neither the run nor the waiting rank has made progress."""
         motions = {Motion.MOVING} if _computes(root) else {Motion.MOVING, Motion.BURNING}
-        times = (
-            sample.at_s
-            for sample in self._own(root)
-            if sample.motion in motions and not sample.only_line_changed
-        )
+        times = (sample.at_s for sample in self._own(root) if sample.motion in motions and not sample.only_line_changed)
         return self.snapshots[-1].at_s - max([self.last_progress_s, *times])
 
     def is_polling(self, root: Wait) -> bool:

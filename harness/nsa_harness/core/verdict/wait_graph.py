@@ -17,6 +17,7 @@ from nsa_harness.core.evidence.stacks import (
 )
 from nsa_harness.core.evidence.steps import python_calls
 from nsa_harness.core.outcome.wording import of_group
+from nsa_harness.core.verdict.components import final_nodes
 from nsa_harness.core.verdict.group_waits import TRANSFERS, JobState, group_wait, job_state, operation
 from nsa_harness.core.verdict.host_waits import compiles, host_wait, is_library
 from nsa_harness.core.verdict.motion import (
@@ -155,49 +156,12 @@ def _roots(waits: Sequence[Wait]) -> tuple[Wait, ...]:
     for wait in waits:
         node: _Node = ("peers", id(wait.peers))
         edges["rank", wait.rank] = [node] if edges[node] else []
-    final = _final_nodes(edges)
+    final = final_nodes(edges)
     roots = (wait for wait in waits if ("rank", wait.rank) in final)
     return tuple(sorted(roots, key=lambda wait: bool(wait.peers)))
 
 
 _Node = tuple[str, int]
-
-
-def _final_nodes(edges: Mapping[_Node, Sequence[_Node]]) -> set[_Node]:
-    """Return the nodes of a graph from which every reachable node leads back to them.
-
-    These are the nodes of the strongly connected components without an edge to another component, found with the
-    algorithm of Tarjan (SIAM J. Comput. 1, 1972). The time is proportional to the number of nodes and edges.
-    """
-    number: dict[_Node, int] = {}  # in the order of the search
-    low: dict[_Node, int] = {}  # the smallest number of a node on the path that is known to be reachable
-    component: dict[_Node, int] = {}
-    open_nodes: list[_Node] = []  # visited nodes whose component is not known yet
-    for start in edges:
-        if start in number:
-            continue
-        path = [(start, iter(edges[start]))]
-        number[start] = low[start] = len(number)
-        open_nodes.append(start)
-        while path:
-            node, targets = path[-1]
-            for target in targets:
-                if target not in number:
-                    number[target] = low[target] = len(number)
-                    open_nodes.append(target)
-                    path.append((target, iter(edges[target])))
-                    break
-                if target not in component:
-                    low[node] = min(low[node], number[target])
-            else:
-                path.pop()
-                if path:
-                    low[path[-1][0]] = min(low[path[-1][0]], low[node])
-                if low[node] == number[node]:
-                    while node not in component:
-                        component[open_nodes.pop()] = number[node]
-    left = {component[node] for node, targets in edges.items() if any(component[to] != component[node] for to in targets)}
-    return {node for node in edges if component[node] not in left}
 
 
 def reachable_ranks(rank: int, waits: Iterable[Wait]) -> set[int]:
