@@ -34,12 +34,13 @@ from nsa_harness import __version__, protocol  # noqa: E402
 from nsa_harness.core.evidence.evidence import Frame, RankSnapshot, Sample, Snapshot, Source, Stack  # noqa: E402
 from nsa_harness.core.evidence.flight import essential_collectives, parse_dump  # noqa: E402
 from nsa_harness.core.evidence.host import Process, SignalMasks, Socket, Task  # noqa: E402
+from nsa_harness.core.evidence.reduced import bounded_snapshot  # noqa: E402
 from nsa_harness.core.evidence.status_file import parse as parse_status_file  # noqa: E402
 from nsa_harness.core.plan import Expect, Launcher, Limits, RunSpec  # noqa: E402
 from nsa_harness.core.report import MachineFacts  # noqa: E402
 from nsa_harness.probe.groups import ranges  # noqa: E402
 from nsa_harness.supervisor.capture.snapshot import snapshot_text  # noqa: E402
-from nsa_harness.supervisor.storage.adapters import json_object, json_text, type_adapter  # noqa: E402
+from nsa_harness.supervisor.storage.adapters import json_object, stored_snapshot, type_adapter  # noqa: E402
 from nsa_harness.supervisor.storage.record import RunRecord, write_record, write_spec  # noqa: E402
 from nsa_harness.supervisor.storage.rundir import AttemptDir, RunDir, create_run  # noqa: E402
 
@@ -550,7 +551,9 @@ def _flight_entry(number: int, call: CallRecord) -> dict[str, Any]:
 
 
 def write_snapshot(attempt: AttemptDir, snapshot: Snapshot) -> None:
-    attempt.directory.write(attempt.dumps / f"snapshot{snapshot.number}.json", json_text(snapshot))
+    attempt.directory.write(
+        attempt.dumps / f"snapshot{snapshot.number}.json", stored_snapshot(bounded_snapshot(snapshot))
+    )
 
 
 def main(arguments: list[str]) -> int:

@@ -27,6 +27,7 @@ T = TypeVar("T")
 SECRETS_LIMIT = 400  # of one run; further values are replaced only where they were found, by $SECRET_MORE
 _MAX_HARMLESS = 1 << 18  # texts without a secret that are remembered
 _MAX_HARMLESS_CHARS = 512  # of one of these texts
+_MAX_HARMLESS_NUMBER = 9999  # a larger number may be a secret, if its name announces one
 _SHORTEST_SPREAD = 8  # characters; a shorter value, which may be part of any word, is replaced only where it was found
 
 
@@ -55,6 +56,7 @@ class Secrets:
         self.common = {word.lower() for word in common}
         self._changes = 0  # counts what was learned; another number may give another result for any text
         self._harmless: set[tuple[str, str]] = set()  # (name, text) without a secret, as of `_harmless_since`
+        self._harmless_documents: set[bytes] = set()  # digests of JSON texts without a secret
         self._harmless_since = self._knowledge
 
     def __bool__(self) -> bool:
@@ -169,10 +171,10 @@ class Secrets:
         The time is that of one walk through the value, and of a search in each string that was not searched before. A
         string that has no secret is remembered until something is learned that could change this.
         """
-        texts: dict[tuple[str, str], None] = {}  # each once, in the order of the first occurrence
-        _add_texts(value, "", texts, set())
-        if self._harmless_since != self._knowledge:
-            self._harmless.clear()
+        collected = _Texts()
+        collected.add(value, "")
+        texts = collected.found
+        self._forget_outdated()
         before = self._knowledge
         for name, text in [each for each in texts if each not in self._harmless]:
             self._learn_named(name, text)
@@ -188,14 +190,27 @@ class Secrets:
 
     def _remember(self, harmless: Iterable[tuple[str, str]]) -> None:
         """Remember names and texts that have no secret, according to what is known now."""
-        if self._harmless_since != self._knowledge or len(self._harmless) > _MAX_HARMLESS:
+        self._forget_outdated()
+        if len(self._harmless) > _MAX_HARMLESS:
             self._harmless.clear()
-        self._harmless_since = self._knowledge
         self._harmless.update(each for each in harmless if len(each[1]) <= _MAX_HARMLESS_CHARS)
+
+    def _forget_outdated(self) -> None:
+        """Forget what had no secret before something was learned that could change this."""
+        if self._harmless_since != self._knowledge:
+            self._harmless.clear()
+            self._harmless_documents.clear()
+            self._harmless_since = self._knowledge
 
     def json(self, text: str) -> str:
         """Redact JSON text, or lines of JSON, so that it remains valid. Any other text is redacted as plain text."""
         ending = "\n" if text.endswith("\n") else ""
+        # A file and its copy have the same text.
+        digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=20).digest()
+        self._forget_outdated()
+        if digest in self._harmless_documents:
+            return text
+        before = self._knowledge
         try:
             document = json.loads(text)
             clean = self.value(document)
@@ -203,6 +218,8 @@ class Secrets:
             lines = text.splitlines(keepends=True)
             return self.text(text) if len(lines) < 2 else "".join(map(self.json, lines))
         if clean == document:
+            if self._knowledge == before and len(self._harmless_documents) < _MAX_HARMLESS:
+                self._harmless_documents.add(digest)
             return text
         indent = 1 if "\n" in text.strip() else None
         return json.dumps(clean, indent=indent, separators=None if indent else (",", ":")) + ending
@@ -340,53 +357,86 @@ def _map_texts(value: object, name: str, function: Callable[[str, str], str]) ->
     return value
 
 
-def _add_texts(value: object, name: str, texts: dict[tuple[str, str], None], seen: set[tuple[int, str]]) -> None:
-    """Add each string for which `_map_texts` would call its function to `texts`, as (name, text), in the same order.
+class _Texts:
+    """Collects each string for which `_map_texts` would call its function, once, as (name, text), in the same order.
 
-    `seen`: the objects that were walked already, with the name under which they were. Objects of which a value has
-    many, such as frames, are often shared.
+    Objects of which a value has many, such as frames, are often shared, and are walked only once under each name.
     """
-    kind = type(value)
-    if kind is str:
-        texts[name, value] = None  # type: ignore[index]  # mypy does not narrow by `kind`
-    elif kind in _WITHOUT_TEXT:
-        return
-    elif kind is int:
-        if _is_secret_number(value, name):  # type: ignore[arg-type]
-            texts[name, str(value)] = None
-    elif kind is dict:
-        for key, item in value.items():  # type: ignore[attr-defined]
-            if isinstance(key, str):
-                texts["name", str(key)] = None
-            if type(item) not in _WITHOUT_TEXT:
-                _add_texts(item, _name_of_item(value, str(key)), texts, seen)  # type: ignore[arg-type]
-    elif kind in _FIELDS or _is_dataclass(value):
-        if (id(value), name) in seen:
+
+    def __init__(self) -> None:
+        self.found: dict[tuple[str, str], None] = {}
+        self._walked: set[tuple[int, str]] = set()
+        self._keys: set[str] = set()
+
+    def add(self, value: object, name: str) -> None:
+        """Add the strings in a value with this name. The value must stay alive and unchanged."""
+        kind = type(value)
+        if kind is str:
+            self.found[name, value] = None  # type: ignore[index]  # mypy does not narrow by `kind`
+        elif kind in _WITHOUT_TEXT:
             return
-        seen.add((id(value), name))
-        for field in _fields_of(kind):
-            item = getattr(value, field)
-            item_kind = type(item)
-            if item_kind in _WITHOUT_TEXT:
-                continue
-            item_name = field if field not in _NAMED_BY_OTHERS else _name_of_item(_values_of(value), field)
-            if item_kind is str:
-                texts[item_name, item] = None
-            elif not isinstance(item, int):
-                _add_texts(item, item_name, texts, seen)
-    elif isinstance(value, tuple | list):
-        if not value or (id(value), name) in seen:
-            return
-        seen.add((id(value), name))
-        if any(isinstance(item, str) for item in value):
-            for item_name, item in _named_items(value, name):
-                _add_texts(item, item_name, texts, seen)
+        elif kind is int:
+            if _is_secret_number(value, name):  # type: ignore[arg-type]
+                self.found[name, str(value)] = None
+        elif kind is dict:
+            self._add_items(value)  # type: ignore[arg-type]
+        elif kind is list or kind is tuple:
+            if value and self._is_new(value, name):
+                self._add_list(value, name)  # type: ignore[arg-type]
+        elif kind in _FIELDS or (is_dataclass(value) and not isinstance(value, type)):
+            if self._is_new(value, name):
+                self._add_fields(value)
         else:
-            for item in value:
-                if type(item) not in _WITHOUT_TEXT:
-                    _add_texts(item, name, texts, seen)
-    else:
-        _map_texts(value, name, lambda text_name, text: texts.setdefault((text_name, text)) or text)
+            _map_texts(value, name, self._note)
+
+    def _is_new(self, value: object, name: str) -> bool:
+        key = id(value), name
+        is_new = key not in self._walked
+        self._walked.add(key)
+        return is_new
+
+    def _note(self, name: str, text: str) -> str:
+        self.found[name, text] = None
+        return text
+
+    def _add_items(self, items: dict[Any, Any]) -> None:
+        for key, item in items.items():
+            if isinstance(key, str) and key not in self._keys:
+                self._keys.add(key)
+                self.found["name", str(key)] = None
+            kind = type(item)
+            if kind in _WITHOUT_TEXT:
+                continue
+            name = str(key)
+            if name in _NAMED_BY_OTHERS:
+                name = _name_of_item(items, name)
+            if kind is str:
+                self.found[name, item] = None
+            elif kind is not int or item > _MAX_HARMLESS_NUMBER:
+                self.add(item, name)
+
+    def _add_list(self, items: Sequence[object], name: str) -> None:
+        kinds = set(map(type, items))
+        if kinds == {int} and required_of(name) != Required.ANYTHING:
+            return
+        if any(issubclass(kind, str) for kind in kinds):
+            for item_name, item in _named_items(items, name):
+                self.add(item, item_name)
+        else:
+            for item in items:
+                self.add(item, name)
+
+    def _add_fields(self, value: object) -> None:
+        for field in _fields_of(type(value)):
+            item = getattr(value, field)
+            kind = type(item)
+            if kind in _WITHOUT_TEXT:
+                continue
+            name = field if field not in _NAMED_BY_OTHERS else _name_of_item(_values_of(value), field)
+            if kind is str:
+                self.found[name, item] = None
+            elif not isinstance(item, int):
+                self.add(item, name)
 
 
 _WITHOUT_TEXT = frozenset({float, bool, type(None)})
@@ -399,10 +449,6 @@ def _values_of(value: object) -> Mapping[str, object]:
     return {field: getattr(value, field) for field in _fields_of(type(value))}
 
 
-def _is_dataclass(value: object) -> bool:
-    return is_dataclass(value) and not isinstance(value, type)
-
-
 def _fields_of(dataclass_type: type) -> tuple[str, ...]:
     if dataclass_type not in _FIELDS:
         _FIELDS[dataclass_type] = tuple(field.name for field in fields(dataclass_type))
@@ -410,7 +456,7 @@ def _fields_of(dataclass_type: type) -> tuple[str, ...]:
 
 
 def _is_secret_number(number: int, name: str) -> bool:
-    return number > 9999 and bool(name) and required_of(name) == Required.ANYTHING
+    return number > _MAX_HARMLESS_NUMBER and bool(name) and required_of(name) == Required.ANYTHING
 
 
 def _name_of_item(items: Mapping[str, object], key: str) -> str:

@@ -26,6 +26,16 @@ def stored_as(**keys: str) -> Callable[[type[T]], type[T]]:
     return decorate
 
 
+def stored_in_form(**forms: Callable[[Any], Any]) -> Callable[[type[T]], type[T]]:
+    """Return a decorator that stores dataclass fields in another form, given as `field=function`."""
+
+    def decorate(dataclass_type: type[T]) -> type[T]:
+        setattr(dataclass_type, "__stored_forms__", forms)  # noqa: B010
+        return dataclass_type
+
+    return decorate
+
+
 def stored_keys(dataclass_type: type) -> Mapping[str, str]:
     """Map the name of each field of a dataclass to its JSON key."""
     keys: Mapping[str, str] = getattr(dataclass_type, "__stored_keys__", {})
@@ -35,7 +45,11 @@ def stored_keys(dataclass_type: type) -> Mapping[str, str]:
 def to_stored(value: Any) -> Any:
     """Return a copy of `value` in which each dataclass is replaced by a dict with its JSON keys."""
     if is_dataclass(value) and not isinstance(value, type):
-        return {key: to_stored(getattr(value, name)) for name, key in stored_keys(type(value)).items()}
+        forms: Mapping[str, Callable[[Any], Any]] = getattr(type(value), "__stored_forms__", {})
+        return {
+            key: to_stored(forms[name](getattr(value, name)) if name in forms else getattr(value, name))
+            for name, key in stored_keys(type(value)).items()
+        }
     if isinstance(value, dict):
         return {key: to_stored(item) for key, item in value.items()}
     if isinstance(value, tuple) and hasattr(value, "_fields"):

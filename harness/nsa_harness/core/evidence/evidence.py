@@ -23,9 +23,10 @@ from nsa_harness.core.evidence.host import (
     SentSignal,
 )
 from nsa_harness.core.evidence.network import Network
+from nsa_harness.core.evidence.rank_ranges import StoredRanks, stored_groups
 from nsa_harness.core.plan import Limits
 from nsa_harness.core.report import Place, Trouble
-from nsa_harness.core.stored_keys import stored_as
+from nsa_harness.core.stored_keys import stored_as, stored_in_form
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -221,6 +222,7 @@ class StepRow:
     tallies: tuple[Tally, ...]  # sorted by group, operation, from_python
 
 
+@stored_in_form(groups=stored_groups)
 @stored_as(
     ended_by_exception="raised",
     events="marks",
@@ -254,7 +256,7 @@ class StatusFile:
     gradients: dict[int, int] = field(default_factory=dict)  # step -> parameters with a gradient before the optimizer
     caught_exceptions: tuple[CaughtException, ...] = ()
     events_per_step: dict[int, int] = field(default_factory=dict)  # finished step -> number of its training events
-    groups: dict[str, tuple[int, ...]] = field(default_factory=dict)  # process group -> its members' global ranks
+    groups: dict[str, StoredRanks] = field(default_factory=dict)  # process group -> its members' global ranks
     mesh: tuple[tuple[str, int], ...] = ()  # this rank's coordinates in the device mesh: (axis, coordinate)
     backend: str = ""  # backend of the default process group, as the rank reports it
     device_pending: int = 0  # CUDA events that the probe recorded and the GPU has not reached
@@ -490,6 +492,7 @@ class ClockSkew:
     error_s: float | None  # largest error of `clock_s`; None = nothing shows the true order of events
 
 
+@stored_in_form(groups=stored_groups)
 @stored_as(
     unkillable="undead",
     retractions="retracted",
@@ -538,7 +541,7 @@ class Evidence:
     program_records: tuple[dict[str, float | str], ...] = ()  # records of the shipped program, for its own rules only
     sources: tuple[Source, ...] = ()  # source text around the lines that this evidence names
     disk_full: str | None = None  # how the reaper noticed that the run's disk is full; None = it is not full
-    groups: dict[str, tuple[int, ...]] = field(default_factory=dict)  # members from a dump, if no status file has them
+    groups: dict[str, StoredRanks] = field(default_factory=dict)  # members from a dump, if no status file has them
     nccl: NcclInfo | None = None  # from NCCL's log; None = NCCL wrote nothing
     # For a job whose nodes were observed by an agent each:
     nodes: dict[int, str] = field(default_factory=dict)  # rank -> its node; {} = only one node was observed

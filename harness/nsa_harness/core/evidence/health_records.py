@@ -24,7 +24,8 @@ from nsa_harness.core.evidence.health_samples import (
     StepTimes,
     UnawaitedCall,
 )
-from nsa_harness.core.evidence.status_file import read_place, read_ranks
+from nsa_harness.core.evidence.rank_ranges import read_ranks
+from nsa_harness.core.evidence.status_file import read_place
 from nsa_harness.core.report import Place
 
 MAX_POINTS = 96  # stored samples of memory, of waits for data, and of step times

@@ -65,17 +65,85 @@ HISTORIES = (1024, 768, 512, 256, 96)
 
 def with_history(evidence: Evidence, calls: int) -> Evidence:
     """Return the evidence with each rank's history reduced to the latest `calls` calls."""
-    ranks = (
-        replace(
-            rank,
-            status_file=replace(rank.status_file, calls=_whole_steps(rank.status_file.calls, calls))
-            if rank.status_file
-            else None,
-            collectives=essential_collectives(rank.collectives, calls),
-        )
-        for rank in evidence.ranks
+    return replace(evidence, ranks=tuple(rank_with_history(rank, calls) for rank in evidence.ranks))
+
+
+def rank_with_history(rank: RankEvidence, calls: int) -> RankEvidence:
+    """Return the evidence of a rank with its history reduced to the latest `calls` calls."""
+    status_file = rank.status_file
+    return replace(
+        rank,
+        status_file=replace(status_file, calls=_whole_steps(status_file.calls, calls)) if status_file else None,
+        collectives=essential_collectives(rank.collectives, calls),
     )
-    return replace(evidence, ranks=tuple(ranks))
+
+
+# Bounds of the evidence of large jobs.
+MAX_DETAILED_RANKS = 128  # ranks whose evidence is stored in evidence/
+_MAX_CALLS = 1 << 18  # calls of all ranks together that a judgement looks at ...
+_MIN_RANK_CALLS = 32  # ... but at least this many of each rank
+_LARGE_SNAPSHOTS = (
+    (4096, LEVELS[3]),
+    (256, LEVELS[2]),
+)  # with more ranks than this, a snapshot is reduced to the level
+
+
+def history_calls(ranks: int) -> int:
+    """Return how many of the latest calls of each rank are judged in a job with this number of ranks."""
+    return max(_MIN_RANK_CALLS, min(HISTORIES[0], _MAX_CALLS // max(1, ranks)))
+
+
+def bounded_snapshot(snapshot: Snapshot) -> Snapshot:
+    """Return a snapshot as it is stored. If there are many ranks, each keeps what matters most for the verdict.
+
+    The size of a reduced snapshot is at most about 10 KB per rank with up to 4096 ranks, and 7 KB with more.
+    """
+    limits = next((limits for ranks, limits in _LARGE_SNAPSHOTS if len(snapshot.ranks) > ranks), None)
+    if limits is None:
+        return snapshot
+    return replace(snapshot, ranks=tuple(_rank_snapshot(rank, limits) for rank in snapshot.ranks))
+
+
+def typical_ranks(evidence: Evidence, count: int) -> frozenset[int]:
+    """Return at most `count` ranks that together show what the ranks of a job were doing.
+
+    Ranks that ended alike, or stand in the same call on the same line, are one class. One rank of each class comes
+    first, then a second one of each, and so on; of these the smaller classes come first.
+    """
+    classes: dict[tuple[object, ...], list[int]] = {}
+    for rank in evidence.ranks:
+        classes.setdefault(_class_of(rank), []).append(rank.rank)
+    in_order = sorted((at, len(ranks), rank) for ranks in classes.values() for at, rank in enumerate(sorted(ranks)))
+    return frozenset(rank for _, _, rank in in_order[:count])
+
+
+def _class_of(rank: RankEvidence) -> tuple[object, ...]:
+    call = rank.status_file.calls[-1] if rank.status_file and rank.status_file.calls else None
+    return (
+        rank.pid is None,
+        rank.status_file is None,
+        (rank.exit.status, rank.exit.during_teardown) if rank.exit else None,
+        rank.exception.type if rank.exception else None,
+        (call.op, call.place, call.left_s is None) if call else None,
+        rank.status_file.step if rank.status_file else None,
+    )
+
+
+def only_ranks(evidence: Evidence, ranks: frozenset[int]) -> Evidence:
+    """Return the evidence of these ranks only, with a note about the others."""
+    note = f"the evidence of {len(evidence.ranks) - len(ranks)} more ranks is not stored here: their own files have it"
+    snapshots = (
+        replace(snapshot, ranks=tuple(rank for rank in snapshot.ranks if rank.rank in ranks))
+        for snapshot in evidence.snapshots
+    )
+    return replace(
+        evidence,
+        ranks=tuple(rank for rank in evidence.ranks if rank.rank in ranks),
+        exits=tuple(exit for exit in evidence.exits if exit.rank is None or exit.rank in ranks),
+        snapshots=tuple(snapshots),
+        samples=tuple(sample for sample in evidence.samples if sample.rank in ranks),
+        trouble=(*evidence.trouble, Trouble(what="evidence", why=note)),
+    )
 
 
 def with_short_coverage(evidence: Evidence) -> Evidence:

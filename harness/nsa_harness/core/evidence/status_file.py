@@ -26,15 +26,12 @@ from nsa_harness.core.evidence.evidence import (
     StepForwards,
     StoreKeyWrites,
 )
+from nsa_harness.core.evidence.rank_ranges import read_ranks
 from nsa_harness.core.evidence.stacks import is_library
 from nsa_harness.core.report import Place
 
 _NS = 1_000_000_000
-_MAX_RANKS = 1 << 16
 _STEP_DIGITS = 12
-_RANGE = re.compile(r"([0-9]{1,7})(?:-([0-9]{1,7})(?:/([0-9]{1,7}))?)?")
-_ONE_RANGE = r"[0-9]{1,7}(?:-[0-9]{1,7}(?:/[0-9]{1,7})?)?"
-_RANGES = re.compile(f"{_ONE_RANGE}(?:,{_ONE_RANGE})*")
 _AGAIN = re.compile(r"[0-9]+ ([0-9]{10}) ([0-9]{10}) ([0-9]{10})")
 _HANDLED = re.compile(r"([01])([01]) [0-9.]+ (.*)", re.DOTALL)
 _COORDINATE = re.compile(r"([^ =]{1,40})=([0-9]{1,7})(?= |$)")
@@ -342,15 +339,6 @@ def _with_handler(exception: CaughtException, number: str, facts: dict[str, str]
     ]
     place = next((read_place(line[3]) for line in lines if line[1] == "1"), None)
     return replace(exception, caught_at=place, left_forward=not lines or any(line[2] == "1" for line in lines))
-
-
-@lru_cache(maxsize=1 << 13)  # all ranks of a group have the same text, and share one tuple
-def read_ranks(text: str) -> tuple[int, ...]:
-    """Return the ranks in a string such as "0-3,6,8-16/4", or () if it is malformed."""
-    ranks: list[int] = []
-    for first, last, stride in _RANGE.findall(text) if _RANGES.fullmatch(text) else ():
-        ranks += range(int(first), min(int(last or first), int(first) + _MAX_RANKS) + 1, max(1, int(stride or 1)))
-    return tuple(ranks[:_MAX_RANKS])
 
 
 def _chains(data: bytes, strings: list[str]) -> list[tuple[Frame, ...]]:

@@ -17,6 +17,7 @@ from itertools import pairwise
 from typing import Any
 
 from nsa_harness.core.evidence.evidence import Call, Collective, Evidence, ProgressEvent, RankEvidence, StatusFile
+from nsa_harness.core.evidence.reduced import typical_ranks
 from nsa_harness.core.evidence.steps import entered_s, python_calls
 from nsa_harness.core.report import Outcome, Place
 from nsa_harness.render import answer
@@ -25,6 +26,7 @@ from nsa_harness.texts import words
 
 _MAX_EVENTS = 100_000  # maximum number of calls and of collectives, over all ranks
 _MIN_RANK_EVENTS = 200  # calls and collectives that every rank may have, even if there are many ranks
+_MAX_RANKS = 64  # ranks that are drawn: those at fault, and of all others some of each kind
 _THREADS = 1000  # thread numbers per rank: Perfetto requires numbers that are unique in the whole trace
 _SLIVER_US = 1.0  # length that is drawn for a collective whose end is not known
 
@@ -58,10 +60,12 @@ class _Lanes:
 
 def trace_json(evidence: Evidence, outcome: Outcome) -> str:
     """Return trace.json as text."""
-    limit = max(_MIN_RANK_EVENTS, _MAX_EVENTS // max(1, len(evidence.ranks)))
+    at_fault = frozenset(outcome.culprit.ranks[:_MAX_RANKS] if outcome.culprit else ())
+    drawn = at_fault | typical_ranks(evidence, _MAX_RANKS - len(at_fault))
+    limit = max(_MIN_RANK_EVENTS, _MAX_EVENTS // max(1, len(drawn)))
     events: list[_Event] = []
     slices: _CollectiveSlices = {}
-    for rank in evidence.ranks:
+    for rank in (rank for rank in evidence.ranks if rank.rank in drawn):
         lanes = _Lanes(rank=rank.rank)
         lanes.at(_STEPS)
         events += _rank_events(rank, lanes, limit, slices)
@@ -79,6 +83,7 @@ def trace_json(evidence: Evidence, outcome: Outcome) -> str:
             "cause": outcome.verdict.cause,
             "summary": outcome.verdict.summary,
             "stored per rank": f"the latest {limit} calls and collectives at most",
+            **({"ranks": f"{len(drawn)} of {len(evidence.ranks)}"} if len(drawn) < len(evidence.ranks) else {}),
         },
     }
     return json.dumps(escaped(trace), separators=(",", ":"), allow_nan=False) + "\n"

@@ -9,11 +9,12 @@ from __future__ import annotations
 import json
 import math
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from pydantic import BeforeValidator, TypeAdapter, ValidationError
 
-from nsa_harness.core.evidence.evidence import Evidence
+from nsa_harness.core.evidence.evidence import Evidence, Snapshot
 from nsa_harness.core.raw_bytes import readable_json
 from nsa_harness.core.stored_keys import to_stored
 
@@ -67,6 +68,12 @@ def json_value(value: Any, *, keeps_names: bool = False) -> Any:
 
 def json_text(value: DataclassInstance, indent: int | None = None) -> str:
     return json.dumps(json_object(value), indent=indent)
+
+
+def stored_snapshot(snapshot: Snapshot) -> str:
+    """Return a snapshot as JSON text. Only one rank at a time is converted, which saves memory."""
+    text = json_text(replace(snapshot, ranks=()))
+    return text.replace('"ranks": []', f'"ranks": [{", ".join(map(json_text, snapshot.ranks))}]', 1)
 
 
 def evidence_text(evidence: Evidence) -> str:

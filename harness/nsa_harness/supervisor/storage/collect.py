@@ -58,8 +58,13 @@ from nsa_harness.core.evidence.reduced import (
     COVERAGE_BYTES,
     HISTORIES,
     LEVELS,
+    MAX_DETAILED_RANKS,
     MAX_RANK_BYTES,
+    history_calls,
+    only_ranks,
+    rank_with_history,
     reduce_evidence,
+    typical_ranks,
     with_history,
     with_short_coverage,
     without_finished_calls,
@@ -259,11 +264,17 @@ def _copy_values(attempt: AttemptDir, node: str, rank: int) -> None:
 
 
 def reduce_to_limit(evidence: Evidence) -> tuple[Evidence, str]:
-    """Reduce evidence to the size limit, but keep its proof of a HANG. Return it and its JSON text."""
-    limit_bytes = MAX_RANK_BYTES * max(1, evidence.world_size)
+    """Reduce evidence to the size limit, but keep its proof of a HANG. Return it and its JSON text.
+
+    If there are more than `MAX_DETAILED_RANKS` ranks, all are judged, but the text has only some of each kind.
+    """
+    if len(evidence.ranks) > MAX_DETAILED_RANKS:
+        text = reduce_to_limit(only_ranks(evidence, typical_ranks(evidence, MAX_DETAILED_RANKS)))[1]
+        return with_short_coverage(evidence), text
+    limit_bytes = MAX_RANK_BYTES * min(max(1, evidence.world_size), MAX_DETAILED_RANKS)
     evidence = with_short_coverage(evidence)
     limit_bytes += COVERAGE_BYTES * sum(rank.coverage is not None for rank in evidence.ranks)
-    result, text = evidence, evidence_text(evidence)
+    result, text = evidence, ""
     for calls in HISTORIES:
         result = with_history(evidence, calls)
         text = evidence_text(result)
@@ -398,7 +409,8 @@ class _EvidenceCollector:
 
     def _snapshots(self) -> list[Snapshot]:
         paths = self.directory.list_files(self.attempt.dumps, "snapshot*.json")
-        read = (self._read(path, type_adapter(Snapshot).validate_json) for path in paths)
+        limit_bytes = _MAX_DOCUMENT_BYTES + self.spec.ranks * MAX_RANK_BYTES
+        read = (self._read(path, type_adapter(Snapshot).validate_json, limit_bytes=limit_bytes) for path in paths)
         return sorted(
             (without_finished_calls(snapshot) for snapshot in read if snapshot is not None),
             key=lambda snapshot: snapshot.number,
@@ -424,7 +436,7 @@ class _EvidenceCollector:
         heartbeats = list(self.directory.read_records(self.attempt.path / f"heartbeat_rank{rank}.jsonl"))
         if not heartbeats and status_file is not None:
             self._write_heartbeat(rank, status_file)
-        return RankEvidence(
+        evidence = RankEvidence(
             rank=rank,
             pid=pid,
             has_log=self.directory.exists(self.attempt.logs) and self.directory.is_file(rank_dir / "stdout.log"),
@@ -450,6 +462,7 @@ class _EvidenceCollector:
             background_failures=read_background_failures(errors, exception),
             coverage=self._coverage(rank_dir, rank),
         )
+        return rank_with_history(evidence, history_calls(len(self.ranks)))
 
     def _memory(self, rank: int, heartbeats: Sequence[dict[str, Any]]) -> Iterator[MemoryAtEvent]:
         """Yield the memory use of a rank at startup, at its latest memory dump and at its latest heartbeat."""
@@ -571,9 +584,16 @@ class _EvidenceCollector:
             for record in self.directory.read_records(self.attempt.rank(rank) / "trouble.jsonl"):
                 yield Trouble(what=f"probe: {record.get('piece')}", why=str(record.get("error"))[:500], rank=rank)
 
-    def _read(self, path: Path, parse: Callable[[bytes], _Value], rank: int | None = None) -> _Value | None:
+    def _read(
+        self,
+        path: Path,
+        parse: Callable[[bytes], _Value],
+        rank: int | None = None,
+        *,
+        limit_bytes: int = _MAX_DOCUMENT_BYTES,
+    ) -> _Value | None:
         try:
-            return parse(self.directory.read_whole_file(path, _MAX_DOCUMENT_BYTES))
+            return parse(self.directory.read_whole_file(path, limit_bytes))
         except (OSError, ValueError, RecursionError) as error:
             self._note(path.name, first_line(error), rank)
             return None

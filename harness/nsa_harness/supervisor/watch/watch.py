@@ -15,6 +15,7 @@ from typing import Any, Protocol, TypeVar
 from nsa_harness.core.diagnosis.stall_note import StallNote, stall_note
 from nsa_harness.core.evidence.evidence import Ending, Sample, Snapshot, StatusFile
 from nsa_harness.core.evidence.live import FirstSnapshot, Progress
+from nsa_harness.core.evidence.reduced import bounded_snapshot
 from nsa_harness.core.plan import Limits, RunSpec
 from nsa_harness.core.report import Trouble
 from nsa_harness.core.verdict.limits import (
@@ -35,7 +36,7 @@ from nsa_harness.supervisor.capture.node import MemoryWatch
 from nsa_harness.supervisor.capture.snapshot import StackSampler
 from nsa_harness.supervisor.capture.values import ValueReader
 from nsa_harness.supervisor.launch.launcher import JobProcesses
-from nsa_harness.supervisor.storage.adapters import json_object, json_text
+from nsa_harness.supervisor.storage.adapters import json_object, stored_snapshot
 from nsa_harness.supervisor.storage.rundir import AttemptDir
 from nsa_harness.supervisor.storage.safe_directory import is_disk_full, write_with_ballast
 from nsa_harness.supervisor.storage.values import remove_values, write_values
@@ -491,7 +492,7 @@ class Watch:
             return
         self.attempt.directory.make_directory(self.attempt.dumps)
         for snapshot in self.snapshots.snapshots_to_store(ending):
-            text = json_text(self.attempt.redaction.value(snapshot))
+            text = stored_snapshot(self.attempt.redaction.value(bounded_snapshot(snapshot)))
             self.attempt.directory.write(self.attempt.dumps / f"snapshot{snapshot.number}.json", text)
         # A rank with a status file stores its flight recorder when it exits. If the run has exited, a request that was
         # refused earlier, such as during start-up on a busy machine, is no gap.
