@@ -51,9 +51,9 @@ def sentence(text: str) -> str:
     return result if result.endswith((".", "!", "?", "…")) or not result else f"{result}."
 
 
-def stack_lines(stack: CallStack, omit_outermost: int = 0) -> Iterator[str]:
+def stack_lines(stack: CallStack, omit_outermost: int = 0, total_ranks: int = 0) -> Iterator[str]:
     """Yield the lines of a call stack, innermost frame first, without the `omit_outermost` outermost frames."""
-    yield stack_owner(stack)
+    yield stack_owner(stack, total_ranks)
     for number, frame in enumerate(stack.frames[: len(stack.frames) - omit_outermost]):
         name, details = words.place_name(frame), words.place_details(frame)
         calls = f" · calls {stack.innermost}" if number == 0 and stack.innermost else ""
@@ -67,9 +67,12 @@ def stack_lines(stack: CallStack, omit_outermost: int = 0) -> Iterator[str]:
         yield f"  {words.plural(stack.library, 'library frame')} not shown{where}"
 
 
-def stack_owner(stack: CallStack) -> str:
-    """Return the owner of a call stack, such as "ranks 0, 2, 3" or "thread reader of rank 1"."""
-    ranks = words.ranks(stack.ranks)
+def stack_owner(stack: CallStack, total_ranks: int = 0) -> str:
+    """Return the owner of a call stack, such as "ranks 0, 2, 3" or "thread reader of rank 1".
+
+    With the number of all ranks, most of many ranks are counted: "1016 of 1024 ranks".
+    """
+    ranks = words.part_of_ranks(stack.ranks, total_ranks)
     if not stack.of:
         return ranks
     return f"{stack.of} of {ranks}" if stack.of.startswith(("thread ", "process ")) else f"{stack.of} on {ranks}"
@@ -211,7 +214,7 @@ def rank_table(outcome: Outcome) -> tuple[tuple[str, ...], list[tuple[str, ...]]
         groups.setdefault((row.blocked_in, row.waits_for, row.rank in marked), []).append(row)
     head = ("rank:", position_head(outcome), "waiting for", "no progress for:")
     rows = [
-        (_rank_cell(group), blocked_in, waits_for, words.seconds(_longest(group)))
+        (_rank_cell(group, len(outcome.rank_statuses)), blocked_in, waits_for, words.seconds(_longest(group)))
         for (blocked_in, waits_for, _), group in groups.items()
     ]
     columns = [column for column in range(len(head)) if any(row[column] not in ("", words.UNKNOWN) for row in rows)]
@@ -222,11 +225,11 @@ def rank_table(outcome: Outcome) -> tuple[tuple[str, ...], list[tuple[str, ...]]
     )
 
 
-def _rank_cell(rows: Sequence[RankStatus]) -> str:
+def _rank_cell(rows: Sequence[RankStatus], total: int) -> str:
     """Return the ranks of a table row as text, with mesh coordinates if there is only one rank."""
     if len(rows) == 1:
         return words.rank_with_coordinates(rows[0])
-    return words.rank_numbers(row.rank for row in rows)
+    return words.part_of_ranks([row.rank for row in rows], total).removeprefix("ranks ")
 
 
 def _longest(rows: Sequence[RankStatus]) -> float | None:

@@ -351,7 +351,8 @@ def _ranks(outcome: Outcome) -> Iterator[Section]:
             rows=lines(rows),
             culprits=frozenset(number for number, culprit in enumerate(culprits) if culprit),
         )
-        yield Part(title=f"All {len(outcome.rank_statuses)} ranks", sections=(_each_rank(outcome),), folded=True)
+        if len(outcome.rank_statuses) <= words.MANY_RANKS:
+            yield Part(title=f"All {len(outcome.rank_statuses)} ranks", sections=(_each_rank(outcome),), folded=True)
     elif outcome.rank_statuses:
         yield _each_rank(outcome)
     elif outcome.exit_codes:

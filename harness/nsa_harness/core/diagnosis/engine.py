@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from nsa_harness.core.collectives.divergence import divergence
 from nsa_harness.core.diagnosis.caveats import with_caveat, with_reason
@@ -26,6 +26,7 @@ class Diagnosis:
     divergence: Divergence | None  # None for a PASS, or if the ranks diverge in no collective
     meshes: Meshes  # device mesh coordinates of the ranks
     counts_steps: bool  # the status files count training steps, so step numbers are reported
+    context: DiagnosisContext | None = field(default=None, compare=False, repr=False)  # with what it has derived
 
 
 def diagnose(evidence: Evidence, judgement: Judgement, own_rules: tuple[Rule, ...] = ()) -> Diagnosis:
@@ -54,6 +55,7 @@ def diagnose(evidence: Evidence, judgement: Judgement, own_rules: tuple[Rule, ..
         divergence=divergence(difference, context.timelines, culprit.ranks if culprit else ()) if difference else None,
         meshes=meshes(evidence),
         counts_steps=context.counts_steps,
+        context=context,
     )
 
 

@@ -7,18 +7,17 @@ from collections.abc import Mapping
 from nsa_harness.core.collectives.reasons import last_common_call
 from nsa_harness.core.collectives.timeline import Event, Timeline
 from nsa_harness.core.diagnosis.context import DiagnosisContext
-from nsa_harness.core.evidence.evidence import Call, Evidence, StatusFile
+from nsa_harness.core.evidence.evidence import Call, StatusFile
 from nsa_harness.core.evidence.steps import SETUP
 from nsa_harness.core.outcome.wording import location_in_brackets, of_group
-from nsa_harness.core.verdict.verdict import Judgement
 
 
-def last_shared_call(evidence: Evidence, judgement: Judgement) -> str | None:
+def last_shared_call(context: DiagnosisContext) -> str | None:
     """Return the last collective that every rank completed, as text with its location, or None if it is unknown."""
+    evidence = context.evidence
     status_files = {rank.rank: rank.status_file for rank in evidence.ranks if rank.status_file is not None}
     if len(status_files) < len(evidence.ranks):
         return None
-    context = DiagnosisContext(evidence=evidence, judgement=judgement)
     call, event = last_common_call(status_files), _last_common_event(context.timelines)
     counts_steps = any(status_file.has_optimizer or status_file.steps_s for status_file in status_files.values())
     if event is not None and (call is None or not call.op.startswith(SETUP) or event.at_s > call.entered_s):

@@ -9,7 +9,7 @@ from dataclasses import asdict, fields, replace
 from statistics import median
 
 from nsa_harness.core.diagnosis.causes import Cause
-from nsa_harness.core.diagnosis.context import meshes
+from nsa_harness.core.diagnosis.context import DiagnosisContext, meshes
 from nsa_harness.core.diagnosis.engine import Diagnosis
 from nsa_harness.core.evidence.evidence import Ending, Evidence, RankEvidence, RankSnapshot
 from nsa_harness.core.evidence.host import Gpu, sigterm_reaction
@@ -301,6 +301,7 @@ def outcome_of(
     codes = frozenset(finding.code for finding in findings)
     misses = missed_expectations(spec.expect, evidence, metrics, codes, other_misses)
     misses = misses if judgement.status is Status.PASS else ()
+    context = diagnosis.context or DiagnosisContext(evidence=evidence, judgement=judgement)
     verdict = _verdict(judgement, diagnosis, findings, misses)
     # Proofs are paths in the attempt's directory; reports name them from the run's directory.
     all_findings = tuple(
@@ -334,7 +335,7 @@ def outcome_of(
         repeat_command=repeat,
         next_command=after_slow(spec, evidence, codes),
         missing_gradients=_missing_gradients(evidence),
-        last_agreed=last_shared_call(evidence, judgement) if verdict.status is Status.HANG else None,
+        last_agreed=last_shared_call(context) if verdict.status is Status.HANG else None,
         raised=_raised(judgement) if verdict.status is Status.FAIL else "",
         stacks=tuple(
             replace(stack, proof=stack.proof and f"{directory}/{stack.proof}")

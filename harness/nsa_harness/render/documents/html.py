@@ -18,7 +18,7 @@ from nsa_harness.core.comparison.decisions import Playbook
 from nsa_harness.core.experiment.why import WhyReport
 from nsa_harness.core.outcome.callstacks import StackNode, stack_trees
 from nsa_harness.core.outcome.wording import location
-from nsa_harness.core.report import RUNS_ON, CallStack, EnteredCall, Outcome, Place, Report, Status
+from nsa_harness.core.report import RUNS_ON, CallStack, EnteredCall, Outcome, Place, RankStatus, Report, Status
 from nsa_harness.core.search.report import BisectReport
 from nsa_harness.render import answer
 from nsa_harness.render.documents.report_sections import report_sections
@@ -160,9 +160,10 @@ def lanes(outcome: Outcome) -> Lanes | None:
         return None
     ranks = sorted({*outcome.last_step, *still_s, *(row.rank for row in outcome.rank_statuses)})
     culprits = words.marked_culprits(outcome)
+    row_of = {row.rank: row for row in outcome.rank_statuses}
     groups: dict[object, list[int]] = {}
     for rank in ranks:
-        place = (rank in culprits, _caption(outcome, rank, None))
+        place = (rank in culprits, _caption(outcome, rank, row_of.get(rank), None))
         groups.setdefault(place if len(ranks) > _MAX_SINGLE_LANES else rank, []).append(rank)
     visible = sorted(sorted(groups.values(), key=lambda group: group[0] not in culprits)[:MAX_LANES])
     end_s = 0.0
@@ -173,11 +174,11 @@ def lanes(outcome: Outcome) -> Lanes | None:
         title="Ranks over time" if shows_time else "Finished steps per rank",
         lanes=tuple(
             Lane(
-                label=words.ranks(group),
+                label=words.part_of_ranks(group, len(ranks)),
                 stretches=_time(outcome, end_s, _longest(still_s, group))
                 if shows_time
                 else _steps(outcome, group[0], last_step),
-                caption=_caption(outcome, group[0], _longest(still_s, group)),
+                caption=_caption(outcome, group[0], row_of.get(group[0]), _longest(still_s, group)),
                 role="culprit" if group[0] in culprits else "waits" if group[0] in outcome.victims else "ended",
             )
             for group in visible
@@ -240,11 +241,10 @@ def _steps(outcome: Outcome, rank: int, last_step: int) -> tuple[Stretch, ...]:
     return (Stretch(percent=round(100 * step / last_step, 1), kind="steps"),) if step and step > 0 else ()
 
 
-def _caption(outcome: Outcome, rank: int, still_s: float | None) -> str:
+def _caption(outcome: Outcome, rank: int, row: RankStatus | None, still_s: float | None) -> str:
     """Return the text next to a bar, such as "11 steps done · 7.0 s in all_reduce #13, waits for rank 0"."""
     step = outcome.last_step.get(rank)
     steps_done = "steps not known" if step is None else f"{words.plural(step, 'step')} done"
-    row = next((row for row in outcome.rank_statuses if row.rank == rank), None)
     if row is None:
         status = outcome.exit_codes.get(rank)
         return f"{steps_done} · {'still running' if status is None else f'ended with {words.exit_word(status)}'}"

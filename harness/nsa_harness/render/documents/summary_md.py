@@ -163,9 +163,10 @@ def _file(file: sections.File) -> str:
 
 def _stack_texts(stacks: tuple[CallStack, ...]) -> Iterator[list[str]]:
     """Yield the lines of each call stack. Frames shared by several stacks are included only once."""
+    total = len({rank for stack in stacks for rank in stack.ranks})
     for tree in stack_trees(stacks):
         shared = len(tree.frames) if tree.call_stack is None else 0  # a single stack shares no frame with another
-        yield from (list(answer.stack_lines(stack, shared)) for stack in _stacks_below(tree))
+        yield from (list(answer.stack_lines(stack, shared, total)) for stack in _stacks_below(tree))
         if tree.call_stack is None:
             inside = f" in {tree.diverges_in.function}" if tree.diverges_in and tree.diverges_in.function else ""
             callers = f"; common callers of {words.ranks(tree.ranks)}:" if tree.frames else ""

@@ -125,8 +125,9 @@ def _stacks(outcome: Outcome, budget: _Budget, width: int) -> Iterator[str]:
     """Yield the innermost frames of each call stack as a table."""
     stacks = outcome.stacks[: budget.stacks]
     name = answer.frame_namer(stacks)
+    owners = {id(stack): answer.stack_owner(stack, outcome.spec.ranks) for stack in stacks}
     rows = [
-        ("" if number else answer.stack_owner(stack), name(frame), frame.function or "", number, words.statement(frame))
+        ("" if number else owners[id(stack)], name(frame), frame.function or "", number, words.statement(frame))
         for stack in stacks
         for number, frame in enumerate(stack.frames[: budget.frames])
     ]
