@@ -136,7 +136,8 @@ def test_calls_of_several_groups_are_told_with_their_groups() -> None:
         {"rank": rank, "waits_for": 1 - rank, "never_entered": False, "call": {**call("barrier"), "group": group}}
         for rank, group in enumerate(("0", "tp"))
     ]
-    assert render_template("cross_group_deadlock", "claim", {"waits": waits, "took_another_order": False}) == (
+    facts = {"waits": waits, "took_another_order": False, "waits_in_earlier_call": None}
+    assert render_template("cross_group_deadlock", "claim", facts) == (
         "2 ranks wait for each other across process groups: rank 0 waits for rank 1 in barrier #4 of the default group"
         " (own/train.py:31), rank 1 waits for rank 0 in barrier #4 of group tp (own/train.py:31)"
     )

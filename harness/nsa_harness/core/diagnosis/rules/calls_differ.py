@@ -112,6 +112,9 @@ def cross_group_deadlock(context: DiagnosisContext) -> Explanation | None:
     odd_ranks = tuple(link.rank for link in links if broke_pattern(context.timelines[link.rank], link.event))
     ranks = tuple(sorted(odd_ranks)) or everyone
     is_part = 0 < len(odd_ranks) < len(everyone)
+    # A rank that no longer makes a call first may also have skipped it, unless one line makes the calls of all groups.
+    is_one_line = len({link.event.place for link in links}) == 1 and links[0].event.place is not None
+    waiting_rank = next((link.rank for link in links if is_part and not is_one_line and link.waits_for in ranks), None)
     open_questions = next(filter(None, (_history_questions(context, link.event.group, everyone) for link in links)), ())
     first = next(link for link in links if link.rank in ranks)
     waits: list[Facts] = [
@@ -125,8 +128,8 @@ def cross_group_deadlock(context: DiagnosisContext) -> Explanation | None:
     ]
     return Explanation(
         cause=Cause.CROSS_GROUP_DEADLOCK,
-        evidence=EvidenceKind.REPAIRED if is_part and not open_questions else EvidenceKind.PART,
-        facts={"waits": waits, "took_another_order": is_part},
+        evidence=EvidenceKind.REPAIRED if is_part and is_one_line and not open_questions else EvidenceKind.PART,
+        facts={"waits": waits, "took_another_order": is_part, "waits_in_earlier_call": waiting_rank},
         ranks=ranks,
         place=_order_change_place(context, ranks, everyone) or event_place(context, first.rank, first.event),
         step=first.event.step,
