@@ -8,7 +8,8 @@ from typing import Any
 
 from builders import USER, board, call, collective, mark
 
-from nsa_harness.core.collectives.alignment import Difference, differences, groups_of
+from nsa_harness.core.collectives.alignment import Difference, differences
+from nsa_harness.core.collectives.groups import groups_of
 from nsa_harness.core.collectives.timeline import Timeline, timeline
 from nsa_harness.core.evidence.evidence import Call, Collective, StatusFile
 from nsa_harness.core.report import Place

@@ -8,8 +8,9 @@ from typing import Any
 
 from builders import collective
 
-from nsa_harness.core.collectives.alignment import differences, groups_of
+from nsa_harness.core.collectives.alignment import differences
 from nsa_harness.core.collectives.divergence import divergence
+from nsa_harness.core.collectives.groups import groups_of
 from nsa_harness.core.collectives.timeline import timeline
 from nsa_harness.core.evidence.evidence import Collective
 from nsa_harness.core.report import Divergence

@@ -16,7 +16,7 @@ import pytest
 from benchmarks.scale_job import write_job
 from benchmarks.scale_schedule import Fault, SimulatedJob, mesh_of, simulate
 from nsa_harness.commands.run import ReportFormat, rejudge
-from nsa_harness.core.collectives.alignment import groups_of
+from nsa_harness.core.collectives.groups import groups_of
 from nsa_harness.core.collectives.timeline import Timeline
 from nsa_harness.core.collectives.wait_cycles import cycle
 from nsa_harness.core.evidence.evidence import Collective, RankSnapshot, Snapshot, StatusFile

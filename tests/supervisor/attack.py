@@ -12,7 +12,7 @@ from attempts import ORIGIN_NS, unpack
 
 SECRET = "xK7-not-for-your-eyes"  # of every file outside of the run
 SPARSE_BYTES = 3 << 30
-RECORDS = 40_000
+RECORDS = 70_000
 Trick = Callable[[Path, Path], None]
 CATASTROPHE = "(([a-z]+)*)+$x"  # on the line of `a` below it takes longer than the universe has
 

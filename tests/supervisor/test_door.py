@@ -17,6 +17,7 @@ from attempts import clean, journal, said, spec, unpack
 
 from nsa_harness.commands.judge import judge_attempt, judge_stored
 from nsa_harness.commands.run import failed_specs, rejudge
+from nsa_harness.core.plan import MAX_RANKS
 from nsa_harness.core.report import Status
 from nsa_harness.errors import ScenarioError, StillRunning
 from nsa_harness.supervisor.storage.expressions import EndlessExpression, last_matches
@@ -87,11 +88,11 @@ def test_what_links_and_frames_of_a_run_name_outside_of_it_is_in_no_document(
     assert contents(outside) == before
 
 
-def test_forty_thousand_ends_of_ranks_that_the_run_never_had_are_passed_over(tmp_path: Path) -> None:
+def test_seventy_thousand_ends_of_ranks_that_the_run_never_had_are_passed_over(tmp_path: Path) -> None:
     attack.records(tmp_path / "run", tmp_path)
     outcome = judge_stored(RunDir(tmp_path).attempt("run"))
     assert outcome.verdict.status is Status.FAIL
-    assert any(one.why == f"{attack.RECORDS - 1024 - 16} more records are invalid" for one in outcome.trouble)
+    assert any(one.why == f"{attack.RECORDS - MAX_RANKS - 16} more records are invalid" for one in outcome.trouble)
 
 
 def test_no_planted_name_leads_what_is_written_to_another_file(tmp_path: Path) -> None:

@@ -70,7 +70,7 @@ def stack_lines(stack: CallStack, omit_outermost: int = 0, total_ranks: int = 0)
 def stack_owner(stack: CallStack, total_ranks: int = 0) -> str:
     """Return the owner of a call stack, such as "ranks 0, 2, 3" or "thread reader of rank 1".
 
-    With the number of all ranks, most of many ranks are counted: "1016 of 1024 ranks".
+    With the number of all ranks, most of many ranks are counted: "1,016 of 1,024 ranks".
     """
     ranks = words.part_of_ranks(stack.ranks, total_ranks)
     if not stack.of:

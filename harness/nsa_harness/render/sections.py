@@ -19,6 +19,7 @@ from nsa_harness.render import answer
 from nsa_harness.render.text import link_target
 from nsa_harness.render.values import values_table
 from nsa_harness.texts import words
+from nsa_harness.texts.measurements import vital_table
 
 _MAX_RANK_ROWS = 8  # if there are more ranks, they are grouped by call, and the table with a row per rank is folded
 
@@ -318,7 +319,7 @@ def evidence_sections(outcome: Outcome) -> Iterator[Section]:
         )
     missing = tuple(("not captured", (words.trouble(trouble),)) for trouble in outcome.trouble)
     yield Grounds(rows=(*words.grounds(outcome), *missing))
-    head, rows = words.vital_table(outcome)
+    head, rows = vital_table(outcome)
     if len(head) > 1:
         yield Table(title="Measurements per rank", kind="vitals", head=head, rows=lines(rows))
     in_table = "peak memory" if "peak memory:" in head else None

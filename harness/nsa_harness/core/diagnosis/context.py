@@ -14,8 +14,8 @@ from nsa_harness.core.collectives.alignment import (
     DifferenceKind,
     difference_of_stacks,
     differences,
-    groups_of,
 )
+from nsa_harness.core.collectives.groups import groups_of
 from nsa_harness.core.collectives.reasons import StepDifference, first_step_of_difference, shared_calls_s
 from nsa_harness.core.collectives.timeline import (
     UNKNOWN_GROUP,

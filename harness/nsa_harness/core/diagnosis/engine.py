@@ -45,9 +45,9 @@ def diagnose(evidence: Evidence, judgement: Judgement, own_rules: tuple[Rule, ..
     first = with_parting(context, with_caveat(context, first)) if first else None
     main_finding = [_with_proof(context, with_reason(first, side_findings))] if first else []
     culprit = _culprit(context, first)
-    # If no rank made a different call, the report shows the rank that was late.
-    differences = [context.difference, *context.differences] if first else []
-    difference = next(filter(None, differences), None)
+    # If no rank made a different call, the report shows the ranks that were late, and first the culprit.
+    late = sorted(context.differences, key=lambda one: not (culprit and set(culprit.ranks) & set(one.ranks)))
+    difference = next(filter(None, [context.difference, *late]), None) if first else None
     return Diagnosis(
         cause=first.cause.value if first else None,
         culprit=culprit,

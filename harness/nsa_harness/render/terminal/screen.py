@@ -26,6 +26,7 @@ from nsa_harness.render.terminal.answer import ANSWER_LABEL_WIDTH, answer_lines,
 from nsa_harness.render.terminal.layout import NARROW, bar, command, labelled, paragraph, table
 from nsa_harness.render.text import escape, escaped
 from nsa_harness.texts import words
+from nsa_harness.texts.measurements import vital_table
 
 BAR_COLUMNS = 20
 MIN_SHOWN_S = 2.0  # a shorter time without progress is normal and is not shown
@@ -143,7 +144,7 @@ def _section_lines(section: Section, outcome: Outcome, width: int) -> Iterator[s
 
 
 def _measurements(outcome: Outcome, width: int) -> Iterator[str]:
-    head, rows = words.vital_table(outcome)
+    head, rows = vital_table(outcome)
     if len(head) > 1:
         yield ""
         yield from table(head, rows[:MAX_ROWS], width)
@@ -154,7 +155,7 @@ def _measurements(outcome: Outcome, width: int) -> Iterator[str]:
 def _times(outcome: Outcome, width: int) -> Iterator[str]:
     timing = outcome.timing
     launch_s, finish_s = timing.launch_s or 0.0, timing.teardown_s or 0.0
-    in_table = "peak memory:" in words.vital_table(outcome)[0]
+    in_table = "peak memory:" in vital_table(outcome)[0]
     running = sections.join_texts(
         text for text in words.numbers(outcome) if not (in_table and text.startswith("peak memory"))
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -80,53 +80,11 @@ from nsa_harness.core.verdict.verdict import judge
 from nsa_harness.supervisor.storage.adapters import evidence_text, type_adapter
 from nsa_harness.supervisor.storage.journals import Journals, first_line
 from nsa_harness.supervisor.storage.metrics import as_integer, last_number, number_in, read_table
-from nsa_harness.supervisor.storage.recordings import EXPERIMENT_FILE
+from nsa_harness.supervisor.storage.rank_files import MAX_HALF_BYTES, copy_probe_files, rank_logs
 from nsa_harness.supervisor.storage.rundir import AttemptDir
 from nsa_harness.supervisor.storage.values import FILE as VALUES_FILE
 
-_MAX_HALF_BYTES = 32 << 20
-_PROBE_FILES = {  # name in the probe directory -> name in the rank's directory
-    protocol.STATUS_FILE: "board",
-    protocol.STACKS: "stacks.txt",
-    protocol.RAISED: "raised.json",
-    protocol.FLIGHT: "flight.json",
-    protocol.HEALTH_SAMPLES: "looks.jsonl",
-    protocol.COVERAGE: "coverage",
-    protocol.TROUBLE: "trouble.jsonl",
-    protocol.EXPERIMENT: EXPERIMENT_FILE,
-}
-
-
-def rank_logs(attempt: AttemptDir) -> dict[tuple[str, str], Path]:
-    """Return the latest log of each rank and stream, such as ("7", "stderr"), that torchrun has made."""
-    logs: dict[tuple[str, str], Path] = {}
-    for stream in ("stdout", "stderr"):
-        for path in attempt.directory.list_files(attempt.logs, f"*/attempt_*/*/{stream}.log"):
-            logs[path.parent.name, stream] = path
-    return logs
-
-
-def copy_probe_files(
-    attempt: AttemptDir, rank: int, pid: int | None, logs: Mapping[tuple[str, str], Path]
-) -> Iterator[OSError]:
-    """Copy the logs and, if `pid` is known, the status files of a rank to its directory. Yield each error.
-
-    `logs`: see `rank_logs`.
-    """
-    rank_dir = attempt.rank(rank)
-    try:
-        attempt.directory.make_directory(rank_dir)
-    except OSError as error:
-        yield error
-        return
-    for source, name in [*_logs(attempt, rank, logs), *_probe_files(attempt, pid)]:
-        try:
-            if skipped_bytes := attempt.directory.copy_ends(source, rank_dir / name, _MAX_HALF_BYTES):
-                attempt.directory.note_incomplete(
-                    rank_dir / name, f"{skipped_bytes} bytes in the middle of {source.name} were not copied"
-                )
-        except OSError as error:
-            yield error
+_MAX_BOARD_BYTES = 32 << 20
 
 
 def step_time_s(attempt: AttemptDir, ranks: int) -> float | None:
@@ -135,29 +93,10 @@ def step_time_s(attempt: AttemptDir, ranks: int) -> float | None:
     for rank in range(ranks):
         with suppress(OSError, ValueError):
             status_file = parse_board(
-                attempt.directory.read_whole_file(attempt.rank(rank) / "board", _MAX_HALF_BYTES), 0
+                attempt.directory.read_whole_file(attempt.rank(rank) / "board", _MAX_BOARD_BYTES), 0
             )
             steps_s.append(step_s(status_file))
     return max((step for step in steps_s if step is not None), default=None)
-
-
-def _logs(attempt: AttemptDir, rank: int, logs: Mapping[tuple[str, str], Path]) -> Iterator[tuple[Path, str]]:
-    """Yield the path of each log of a rank, and the name for its copy."""
-    for stream in ("stdout", "stderr"):
-        log_file = logs.get((str(rank), stream))
-        if log_file is not None:
-            yield log_file, f"{stream}.log"
-        elif not attempt.directory.exists(attempt.logs) and rank == 0 and attempt.directory.exists(attempt.output):
-            yield attempt.output, f"{stream}.log"
-
-
-def _probe_files(attempt: AttemptDir, pid: int | None) -> Iterator[tuple[Path, str]]:
-    """Yield the path of each file that the instrumentation wrote for a rank, and the name for its copy."""
-    for pattern, name in _PROBE_FILES.items() if pid is not None else ():
-        source = attempt.probe_files / pattern.format(pid=pid)
-        is_empty = attempt.directory.is_file(source) and not attempt.directory.size_bytes(source)
-        if attempt.directory.exists(source) and (not is_empty or pattern == protocol.STATUS_FILE):
-            yield source, name
 
 
 _MAX_HINTS = 32
@@ -260,7 +199,7 @@ def _copy_values(attempt: AttemptDir, node: str, rank: int) -> None:
     with suppress(OSError):
         if attempt.directory.exists(source):
             attempt.directory.make_directory(attempt.rank(rank))
-            attempt.directory.copy_ends(source, attempt.rank(rank) / VALUES_FILE, _MAX_HALF_BYTES)
+            attempt.directory.copy_ends(source, attempt.rank(rank) / VALUES_FILE, MAX_HALF_BYTES)
 
 
 def reduce_to_limit(evidence: Evidence) -> tuple[Evidence, str]:
@@ -302,6 +241,18 @@ def _without_shared_traceback(ranks: tuple[RankEvidence, ...]) -> tuple[RankEvid
         for rank in ranks
     )
 
+
+def _without_most_strangers(exits: Iterable[Exit], ranks: int) -> Iterator[Exit]:
+    """Yield the exits. Of ranks that the job does not have, a journal may name many, so only some exits are kept."""
+    strangers = 0
+    for exit in exits:
+        is_stranger = exit.rank is not None and exit.rank >= ranks
+        strangers += is_stranger
+        if not is_stranger or strangers <= _MAX_STRANGERS:
+            yield exit
+
+
+_MAX_STRANGERS = 1024
 
 _NOT_A_PACKAGE = re.compile(r"No module named '[\w.]+'; '(\w+)' is not a package")
 
@@ -353,7 +304,7 @@ class _EvidenceCollector:
             if read_reported
             else ({}, ())
         )
-        exits = tuple(journals.exits())
+        exits = tuple(_without_most_strangers(journals.exits(), self.spec.ranks))
         ending = journals.last_record("ending")
         exit_of = {exit.rank: exit for exit in reversed(exits)}
         ranks = tuple(self._rank(rank, exit_of.get(rank)) for rank in self.ranks)
@@ -580,7 +531,7 @@ class _EvidenceCollector:
         for record in self.journals.watch_records + self.journals.process_records:
             if record.get("event") == "trouble":
                 yield Trouble(what=str(record.get("what")), why=str(record.get("why")), rank=record.get("rank"))
-        for rank in self.journals.pids:
+        for rank in (rank for rank in self.ranks if rank in self.journals.pids):
             for record in self.directory.read_records(self.attempt.rank(rank) / "trouble.jsonl"):
                 yield Trouble(what=f"probe: {record.get('piece')}", why=str(record.get("error"))[:500], rank=rank)
 

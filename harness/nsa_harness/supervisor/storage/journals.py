@@ -26,7 +26,7 @@ from nsa_harness.core.verdict.proof import LONG_LOOP_SAMPLES
 from nsa_harness.supervisor.storage.adapters import type_adapter
 from nsa_harness.supervisor.storage.rundir import AttemptDir
 
-_MAX_SIGNALS = 256
+_MAX_SIGNALS = 256  # and two for each rank
 _MAX_LEFTOVERS = 256  # processes
 
 
@@ -53,7 +53,7 @@ def sent_signals(
         signals += [(pid, str(record.get("signal")), "harness", at_s) for pid in record.get("pids") or ()]
     return tuple(
         SentSignal(pid=pid, rank=ranks.get(pid), signal=name[:20], sender=sender, at_s=at_s)
-        for pid, name, sender, at_s in signals[:_MAX_SIGNALS]
+        for pid, name, sender, at_s in signals[: _MAX_SIGNALS + 2 * len(ranks)]
     )
 
 
