@@ -2,7 +2,7 @@
 
     python benchmarks/scale.py --ranks 8 1024            into benchmarks/results/scale.json
     python benchmarks/scale.py --ranks 16384 --out F     one size, into F
-    python benchmarks/scale.py --plot                    draw docs/images/scale.svg from the results
+    python benchmarks/scale.py --plot                    write docs/images/scale.svg and the table of docs/scaling.md
 
 `scale_job.py` writes the files of a simulated job with a planted fault, which is not measured. A child process then
 executes `nsa-harness report RUN`, and its CPU time, wall time and largest resident memory are measured. The answer
@@ -25,10 +25,12 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPOSITORY))
 
 from benchmarks.provenance import measurement_context  # noqa: E402
-from benchmarks.scale_plot import plot  # noqa: E402
+from benchmarks.scale_plot import plot, table  # noqa: E402
 from benchmarks.scale_schedule import Fault, mesh_of  # noqa: E402
 
 RESULTS = REPOSITORY / "benchmarks" / "results" / "scale.json"
+PAGE = REPOSITORY / "docs" / "scaling.md"
+_BEGIN, _END = "<!-- scale: begin -->", "<!-- scale: end -->"
 PLOT = REPOSITORY / "docs" / "images" / "scale.svg"
 LIMITS = {"1024": {"wall_s": 20.0, "peak_bytes": 1 << 30}, "16384": {"wall_s": 300.0, "peak_bytes": 4 << 30}}
 DOCUMENTS = ("SUMMARY.md", "report.html", "report.json")
@@ -82,7 +84,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--ranks", type=int, nargs="*", default=[], help="numbers of ranks, each a power of two")
     parser.add_argument("--fault", type=Fault, choices=list(Fault), default=Fault.SKIPS)
     parser.add_argument("--steps", type=int, default=8, help="complete steps before the fault")
-    parser.add_argument("--plot", action="store_true", help="draw the picture of docs/scaling.md")
+    parser.add_argument("--plot", action="store_true", help="write the picture and the table of docs/scaling.md")
     parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args(arguments)
     earlier = json.loads(options.out.read_text())["sizes"] if options.out.exists() else []
@@ -97,7 +99,10 @@ def main(arguments: list[str]) -> int:
         sizes = sorted([*kept, *results], key=lambda result: (result["fault"], result["ranks"]))
         options.out.write_text(json.dumps({"limits": LIMITS, "sizes": sizes}, indent=1) + "\n")
     if options.plot:
-        PLOT.write_text(plot(json.loads(options.out.read_text())["sizes"]))
+        sizes = json.loads(options.out.read_text())["sizes"]
+        PLOT.write_text(plot(sizes))
+        before, _, rest = PAGE.read_text().partition(_BEGIN)
+        PAGE.write_text(f"{before}{_BEGIN}\n{table(sizes)}\n{_END}{rest.partition(_END)[2]}")
     return 0 if all(result["is_right"] for result in results) else 1
 
 

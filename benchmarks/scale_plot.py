@@ -51,3 +51,27 @@ def _axis(values: Sequence[float], start: float, end: float) -> Any:
 
 def _text(x: float, y: float, text: str, anchor: str) -> str:
     return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" fill="#333333">{text}</text>'
+
+
+def table(sizes: Sequence[Mapping[str, Any]]) -> str:
+    """Return the measured sizes as a Markdown table, with a line about the machine, the versions and the date."""
+    rows = sorted((size for size in sizes if size["fault"] == "skips"), key=lambda size: size["ranks"])
+    lines = [
+        "| ranks | CPU time | CPU time per rank | wall time | peak memory | files of the run | `report.html` |",
+        "| ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+        *(
+            f"| {row['ranks']:,} | {row['cpu_s']:.1f} s | {1000 * row['cpu_s'] / row['ranks']:.0f} ms"
+            f" | {row['wall_s']:.0f} s | {row['peak_bytes'] / 1e6:,.0f} MB | {row['evidence_bytes'] / 1e6:,.0f} MB"
+            f" | {row['document_bytes']['report.html'] / 1e3:.0f} kB |"
+            for row in rows
+        ),
+    ]
+    loads = [row["measured"]["load_1min"] for row in rows]
+    measured = rows[-1]["measured"]
+    context = (
+        f"Measured on {measured['date'][:10]} with Python {measured['versions']['python']} on a machine with"
+        f" {measured['cpus']} cores, while {min(loads):.0f} to {max(loads):.0f} processes were running."
+    )
+    if max(loads) > measured["cpus"]:
+        context += " The wall times are therefore those of a machine that was shared, and CPU times are longer too."
+    return "\n".join([*lines, "", context])

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from benchmarks.scale_job import write_job
+from benchmarks.scale_plot import plot, table
 from benchmarks.scale_schedule import Fault, SimulatedJob, mesh_of, simulate
 from nsa_harness.commands.run import ReportFormat, rejudge
 from nsa_harness.core.collectives.groups import groups_of
@@ -203,6 +204,14 @@ def test_a_snapshot_of_a_thousand_ranks_is_bounded() -> None:
 
 def test_the_history_of_each_rank_shrinks_with_the_number_of_ranks() -> None:
     assert [history_calls(ranks) for ranks in (1, 256, 1024, 65_536)] == [1024, 1024, 256, 32]
+
+
+def test_the_page_shows_the_recorded_results() -> None:
+    repository = Path(__file__).resolve().parents[2]
+    sizes = json.loads((repository / "benchmarks" / "results" / "scale.json").read_text())["sizes"]
+    assert table(sizes) in (repository / "docs" / "scaling.md").read_text()
+    assert (repository / "docs" / "images" / "scale.svg").read_text() == plot(sizes)
+    assert all(size["is_right"] for size in sizes)
 
 
 def test_a_mesh_has_axes_of_nearly_equal_sizes() -> None:

@@ -6,11 +6,13 @@ writes the sentences.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -222,10 +224,31 @@ def judge_stored(attempt: AttemptDir, budget: Budget | None = None) -> Outcome:
     number = _name_and_number(attempt)[1]
 
     def judge() -> Outcome:
-        return judge_attempt(attempt, spec, node, number, read_budget=budget)
+        with _without_collection(spec.ranks):
+            return judge_attempt(attempt, spec, node, number, read_budget=budget)
 
     job = read_job(attempt)
     return judge() if job is None else with_job_state(attempt, spec, number, job, judge)
+
+
+@contextmanager
+def _without_collection(ranks: int) -> Iterator[None]:
+    """Switch Python's cyclic garbage collector off for a large job.
+
+    The objects of its evidence live until it is judged. Searching them for garbage again and again takes a fifth of the
+    time and finds nothing.
+    """
+    if ranks <= _MANY_RANKS or not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+_MANY_RANKS = 64
 
 
 def error_outcome(attempt: AttemptDir, plan: Sequence[RunSpec | Skip], error: Exception) -> Outcome:
