@@ -36,11 +36,15 @@ LIMITS = {"1024": {"wall_s": 20.0, "peak_bytes": 1 << 30}, "16384": {"wall_s": 3
 DOCUMENTS = ("SUMMARY.md", "report.html", "report.json")
 
 
-def measure(ranks: int, fault: Fault, steps: int, directory: Path) -> dict[str, Any]:
-    """Write the run of a simulated job below `directory`, judge it in a child process, and return its costs."""
+def write_run(ranks: int, fault: Fault, steps: int, directory: Path) -> Path:
+    """Write the run of a simulated job below `directory`, in a child process, and return the directory of the run."""
     arguments = ["--ranks", str(ranks), "--fault", fault, "--steps", str(steps), "--out", str(directory)]
     subprocess.run([sys.executable, str(REPOSITORY / "benchmarks" / "scale_job.py"), *arguments], check=True)
-    run = next(path for path in directory.iterdir() if not path.is_symlink())
+    return next(path for path in directory.iterdir() if not path.is_symlink())
+
+
+def measure(run: Path, ranks: int, fault: Fault) -> dict[str, Any]:
+    """Judge the run of a simulated job in a child process, and return its costs."""
     stored = sum(path.stat().st_blocks * 512 for path in run.rglob("*") if path.is_file())
     cost = _judge(run)
     outcome = json.loads((run / "report.json").read_text())["outcomes"][0]
@@ -84,6 +88,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--ranks", type=int, nargs="*", default=[], help="numbers of ranks, each a power of two")
     parser.add_argument("--fault", type=Fault, choices=list(Fault), default=Fault.SKIPS)
     parser.add_argument("--steps", type=int, default=8, help="complete steps before the fault")
+    parser.add_argument("--run", type=Path, help="judge this run, which scale_job.py has written, with --ranks RANKS")
     parser.add_argument("--plot", action="store_true", help="write the picture and the table of docs/scaling.md")
     parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args(arguments)
@@ -91,8 +96,10 @@ def main(arguments: list[str]) -> int:
     results = []
     for ranks in options.ranks:
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as directory:
-            context = {**measurement_context(__file__, arguments), "steps": options.steps}
-            results.append({**measure(ranks, options.fault, options.steps, Path(directory)), "measured": context})
+            given = ["RUN" if argument == str(options.run) else argument for argument in arguments]
+            context = {**measurement_context(__file__, given), "steps": options.steps}
+            run = options.run or write_run(ranks, options.fault, options.steps, Path(directory))
+            results.append({**measure(run, ranks, options.fault), "measured": context})
         print(json.dumps(results[-1], indent=1), flush=True)
         measured = {(result["ranks"], result["fault"]) for result in results}
         kept = [result for result in earlier if (result["ranks"], result["fault"]) not in measured]
