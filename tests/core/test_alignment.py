@@ -16,10 +16,10 @@ from nsa_harness.core.collectives.alignment import (
     Difference,
     DifferenceKind,
     differences,
-    groups_of,
     minority,
 )
 from nsa_harness.core.collectives.call_patterns import broke_pattern
+from nsa_harness.core.collectives.groups import groups_of
 from nsa_harness.core.collectives.timeline import Timeline, timeline
 from nsa_harness.core.collectives.wait_cycles import cycle
 from nsa_harness.core.evidence.evidence import Collective, ForwardMode, StatusFile
