@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from nsa_harness.core.evidence.host import Process, Socket
@@ -44,3 +46,7 @@ def test_a_connection_to_a_process_outside_the_job_is_a_side_effect() -> None:
     rank = Process(pid=7, parent=1, command="", state="S", cpu_s=0.0, io_bytes=None, rss_bytes=0, sockets=sockets)
     (found,) = side_effects([], [rank])
     assert found.name == "10.0.0.9:5432"
+    on_other_node = replace(
+        rank, sockets=(socket("127.0.0.1:29500", local="10.0.0.2:1"), socket("10.0.0.1:40000", local="10.0.0.2:4711"))
+    )
+    assert side_effects([], [rank, on_other_node]) == (found,)  # the agent of each node knows only its own processes

@@ -13,12 +13,14 @@ from pathlib import Path
 import pytest
 
 from nsa_harness.commands.stored_job import JOB, StoredJob, is_open, read_job, refused, with_job_state, write_job
-from nsa_harness.core.plan import Expect, Launcher, Limits, RunSpec
-from nsa_harness.core.report import Outcome, SpecSummary, Status, Verdict
+from nsa_harness.core.comparison.decisions import Playbook
+from nsa_harness.core.plan import EngineChoice, Expect, Launcher, Limits, RunSpec
+from nsa_harness.core.report import Artifact, MachineFacts, Outcome, Report, SpecSummary, Status, Verdict
 from nsa_harness.core.schedule import Policy, needs_another_attempt
 from nsa_harness.engine.interface import OUTPUT, JobHandle, JobState, JobStatus
 from nsa_harness.errors import StoredRunError
 from nsa_harness.render.answer import advice
+from nsa_harness.render.documents.summary_md import summary_md
 from nsa_harness.supervisor.storage.rundir import AttemptDir
 from tools.slurm_lab import wait_until
 
@@ -30,6 +32,7 @@ SPEC = RunSpec(
     spec_hash="1",
 )  # fmt: skip
 _TOKEN = "sk-4f9d8a7b6c5e4d3f2a1b"
+CHOICE = EngineChoice(name="slurm", nodes=2, options=("--engine", "slurm", "--nodes", "2", "--partition", "a b"))
 HANDLE = JobHandle(engine="slurm", id="17", directory="/shared")
 
 
@@ -43,17 +46,18 @@ def ended(tmp_path: Path, job_status: JobStatus | None, agents: Status | None) -
     attempt = AttemptDir(tmp_path / "train", tmp_path)
     (attempt.path / ("nodes/n1" if agents else "")).mkdir(parents=True)
     (attempt.path / OUTPUT).write_text("slurmstepd: error: execve(): nsa-harness: No such file\n" * 2)
-    job = StoredJob(handle=HANDLE, status=job_status)
+    job = StoredJob(handle=HANDLE, status=job_status, choice=CHOICE)
     return with_job_state(attempt, SPEC, 1, job, lambda: judged(agents or Status.ERROR))
 
 
 def test_a_job_that_was_refused_is_explained_by_what_the_engine_said(tmp_path: Path) -> None:
     attempt = AttemptDir(tmp_path / "train", tmp_path)
-    outcome = refused(SPEC, attempt, 1, "sbatch: Invalid feature specification")
+    outcome = refused(SPEC, attempt, 1, "sbatch: Invalid feature specification", CHOICE)
     assert (outcome.verdict.status, outcome.verdict.cause) == (Status.ERROR, "infra")
     assert outcome.verdict.summary == "the job could not be submitted: sbatch: Invalid feature specification"
     assert "Correct the option" in advice(outcome)
     assert outcome.ending_text == "nothing was started"
+    assert (outcome.repeat_command or "").endswith("train/spec.json --engine slurm --nodes 2 --partition 'a b'")
 
 
 def test_ranks_that_cannot_be_divided_are_refused_before_anything_is_written(tmp_path: Path) -> None:
@@ -111,6 +115,35 @@ def test_a_job_that_ended_before_its_agents_started_shows_its_last_output(tmp_pa
         "job 17: ended with exit code 2, before nsa-harness started on its nodes; its last output: slurmstepd: error:"
         " execve(): nsa-harness: No such file | slurmstepd: error: execve(): nsa-harness: No such file"
     )
+
+
+def test_a_summary_names_output_only_if_the_job_printed_something(tmp_path: Path) -> None:
+    failed = StoredJob(handle=HANDLE, status=JobStatus(state=JobState.FAILED, exit_code=1), choice=CHOICE)
+    (tmp_path / "silent" / "train").mkdir(parents=True)
+    attempt = AttemptDir(tmp_path / "silent" / "train", tmp_path / "silent")
+    silent = with_job_state(attempt, SPEC, 1, failed, lambda: judged(Status.ERROR))
+    told = ended(tmp_path, failed.status, None)
+    assert (silent.ending_text, told.ending_text) == ("the job printed nothing", f"see train/{OUTPUT}")
+    assert "Check the commands of `setup`" in advice(silent)
+    assert advice(told).startswith("Read output.log")
+    summary = summary_of(silent)
+    assert OUTPUT not in summary.partition("### Repeat it")[0]
+    assert "train/spec.json --engine slurm --nodes 2 --partition 'a b'\n```" in summary
+
+
+def test_code_in_a_summary_is_not_escaped() -> None:
+    summary = summary_of(judged(Status.ERROR))
+    assert "No command repeats this run. `nsa-harness watch -- COMMAND` observes" in summary
+    nodes = replace(judged(Status.HANG), artifacts=(Artifact(path="nodes/*/dumps/rank*.txt", count=2, absent=None),))
+    assert "`nsa-harness watch --shared DIR -- COMMAND` on each node, with a new DIR" in summary_of(nodes)
+
+
+def summary_of(outcome: Outcome) -> str:
+    machine = MachineFacts(host="login", cpus=1, gpus=(), torch=None)
+    report = Report(
+        run_id="1", harness="1", machine=machine, command="watch", interrupted=False, outcomes=(outcome,), not_run=()
+    )  # fmt: skip
+    return summary_md(report, Playbook(hypotheses=()))
 
 
 def test_a_job_whose_end_nobody_saw_is_not_judged(tmp_path: Path) -> None:
@@ -185,6 +218,36 @@ def test_two_hosts_share_the_ranks_of_a_job_and_report_once(tmp_path: Path) -> N
     assert len(list((latest / "cluster_job" / "nodes").iterdir())) == 2
     again = subprocess.run([COMMAND[0], "report"], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert again.returncode == 0, again.stdout
+
+
+def test_a_failed_job_is_verified_and_repeated_on_its_engine(tmp_path: Path) -> None:
+    (tmp_path / "fails.py").write_text("raise SystemExit(3)\n")
+    first = run(tmp_path, "fails.py", "--ranks", "1", "--engine", "local")
+    assert first.returncode == 1, first.stdout + first.stderr
+    latest = tmp_path / "reports" / "latest"
+    failed = latest.resolve()
+    assert "spec.json --engine local\n" in (failed / "SUMMARY.md").read_text()
+    plan = run(tmp_path, "--verify", str(failed), "--dry-run")
+    assert "nsa-harness watch --shared" in plan.stdout
+    assert plan.stdout.rstrip().endswith("fails.py")
+    result = run(tmp_path, "--verify", str(failed))
+    assert (result.returncode, "NOT FIXED" in result.stdout) == (1, True), result.stdout + result.stderr
+    assert latest.resolve() != failed
+    assert json.loads((latest / "fails" / "job.json").read_text())["handle"]["engine"] == "local"
+    again = run(tmp_path, str(failed / "fails" / "spec.json"), "--engine", "local")
+    assert again.returncode == 1, again.stdout + again.stderr
+
+
+def test_a_job_that_agents_observed_is_not_launched_on_one_machine(tmp_path: Path) -> None:
+    (tmp_path / "fails.py").write_text("raise SystemExit(3)\n")
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes=1", "--nproc-per-node=1", "fails.py"]
+    watch = [COMMAND[0], "watch", "--shared", str(tmp_path / "job"), "--nodes=1", "--", *torchrun]
+    subprocess.run(watch, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=280)
+    summary = (tmp_path / "job" / "SUMMARY.md").read_text()
+    assert "`nsa-harness watch --shared DIR -- COMMAND` on each node" in summary
+    assert "nsa-harness run " not in summary
+    result = run(tmp_path, "--verify", "job")
+    assert (result.returncode, "agents on the nodes observed this job" in result.stderr) == (2, True), result.stderr
 
 
 def test_a_job_in_the_background_outlives_the_command_and_is_followed_again(tmp_path: Path) -> None:

@@ -241,9 +241,11 @@ def engine_choice(engine: str | None, site: Path | None, **settings: str | int |
     from nsa_harness.engine.site import site_settings
 
     choice_site = site_settings(site, given)
+    words = [word for name, value in given.items() for word in (f"--{name.replace('_', '-')}", str(value))]
     choice = EngineChoice(
         name=engine, nodes=choice_site.nodes or 1, gpus_per_node=choice_site.gpus_per_node or 0,
         site=choice_site.model_dump_json(by_alias=True, exclude_defaults=True),
+        options=("--engine", engine, *words, *(("--site", str(site.resolve())) if site else ())),
     )  # fmt: skip
     check_engine(choice)
     return choice

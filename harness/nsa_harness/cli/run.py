@@ -331,8 +331,9 @@ def _verify(request: RunRequest, run_path: Path, *, dry_run: bool) -> NoReturn:
     from nsa_harness.commands.verify import VerifyRequest, run_verify
 
     verification = VerifyRequest(
-        run_path=run_path, min_passes=request.policy.repeat, dry_run=dry_run, options=request.options
-    )
+        run_path=run_path, min_passes=request.policy.repeat, dry_run=dry_run, engine=request.engine,
+        options=request.options,
+    )  # fmt: skip
     raise typer.Exit(run_verify(verification))
 
 

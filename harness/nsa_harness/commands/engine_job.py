@@ -81,9 +81,9 @@ def job_of(spec: RunSpec, attempt: AttemptDir, choice: EngineChoice, options: Ru
         name=f"nsa-{attempt.path.parent.name}-{attempt.path.name}",
         directory=directory, nodes=choice.nodes, ranks_per_node=spec.ranks // choice.nodes,
         agent=tuple(_agent(spec, directory / SHARED, choice, options, site)),
-        torchrun=() if is_plain else (*_fault(spec), *torchrun_command(spec, sys.executable)),
-        as_module=as_module, program=words,
-        env={"PYTHONUNBUFFERED": "1", **threads, **dict(spec.env), "NSA_OUT_DIR": str(directory)},
+        torchrun=() if is_plain else (*_probe_settings(spec), *torchrun_command(spec, sys.executable)),
+        as_module=as_module, program=(*_probe_settings(spec), *words) if is_plain else words,
+        env={"PYTHONUNBUFFERED": "1", **threads, **_own_environment(spec), "NSA_OUT_DIR": str(directory)},
         cwd=Path(spec.cwd or ".").resolve(), limit_s=spec.limits.deadline_s, gpus_per_node=choice.gpus_per_node,
         only=choice.only, site=site,
     )  # fmt: skip
@@ -102,9 +102,18 @@ def _agent(spec: RunSpec, shared: Path, choice: EngineChoice, options: RunOption
             yield f"limits.{name}={value:g}"
 
 
-def _fault(spec: RunSpec) -> tuple[str, ...]:
-    """Return the words in front of the program that plant a fault. The agent passes no such variable on."""
-    return () if spec.fault is None else ("env", f"{ENV_FAULT}={json_text(spec.fault)}")
+def _own_environment(spec: RunSpec) -> dict[str, str]:
+    return {name: value for name, value in spec.env if not name.startswith(ENV_PREFIX)}
+
+
+def _probe_settings(spec: RunSpec) -> tuple[str, ...]:
+    """Return the words in front of the program that set the variables of the probe. The agent passes none of them on.
+
+    They plant a fault, record statements, or make an experiment.
+    """
+    settings = [f"{name}={value}" for name, value in spec.env if name.startswith(ENV_PREFIX)]
+    settings += [] if spec.fault is None else [f"{ENV_FAULT}={json_text(spec.fault)}"]
+    return ("env", *settings) if settings else ()
 
 
 def run_on_engine(session: Session, spec: RunSpec, number: int, choice: EngineChoice) -> Outcome:
@@ -113,12 +122,12 @@ def run_on_engine(session: Session, spec: RunSpec, number: int, choice: EngineCh
     try:
         return EngineAttempt(session=session, spec=spec, attempt=attempt, number=number, choice=choice).run()
     except EngineError as error:
-        return refused(spec, attempt, number, str(error))
+        return refused(spec, attempt, number, str(error), choice)
     except Exception as error:
         with suppress(OSError):
             attempt.directory.append(session.run.log, attempt.redaction.text(traceback.format_exc()))
         reason = f"{type(error).__name__}: {error}; see {session.run.log.name}"
-        return attempt.redaction.value(unjudged(spec, attempt, number, reason, Cause.HARNESS_ERROR))
+        return attempt.redaction.value(unjudged(spec, attempt, number, reason, Cause.HARNESS_ERROR, choice))
 
 
 @dataclass(kw_only=True)
@@ -147,12 +156,15 @@ class EngineAttempt:
         job = self._follow(job) if job.status is None else job
         if job.status is None:
             reason = f"nsa-harness no longer follows job {job.handle.id}, which goes on; --resume follows it again"
-            return unjudged(self.spec, self.attempt, self.number, reason, Cause.INTERRUPTED)
+            return self._interrupted(reason)
         adopt_evidence(self.attempt)
         if job.cancelled:
             reason = f"job {job.handle.id} was cancelled, because nsa-harness was interrupted"
-            return unjudged(self.spec, self.attempt, self.number, reason, Cause.INTERRUPTED)
+            return self._interrupted(reason)
         return with_job_state(self.attempt, self.spec, self.number, job, self._judge)
+
+    def _interrupted(self, reason: str) -> Outcome:
+        return unjudged(self.spec, self.attempt, self.number, reason, Cause.INTERRUPTED, self.choice)
 
     def _judge(self) -> Outcome:
         from nsa_harness.commands.judge import judge_attempt
@@ -167,11 +179,12 @@ class EngineAttempt:
             handle = self.engine.find(script)
             if handle is None and (self.attempt.path / SHARED).is_dir():  # it has ended meanwhile
                 unknown = JobHandle(engine=self.engine.name, id="with a lost id", directory=str(script.file.parent))
-                return StoredJob(handle=unknown, status=JobStatus(state=JobState.LOST, reason="its end was not seen"))
+                lost = JobStatus(state=JobState.LOST, reason="its end was not seen")
+                return StoredJob(handle=unknown, status=lost, choice=self.choice)
         else:
             prepare(self.attempt, self.spec, self.session.facts)
             self.attempt.directory.write(stored_script, script.text)
-        stored = StoredJob(handle=handle or self.engine.submit(script, environment()))
+        stored = StoredJob(handle=handle or self.engine.submit(script, environment()), choice=self.choice)
         write_job(self.attempt, stored)
         return stored
 

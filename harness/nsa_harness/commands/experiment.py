@@ -15,7 +15,7 @@ from nsa_harness.commands.bisect_report import judge_again
 from nsa_harness.commands.session import INTERRUPTED, Session, run_directory, session
 from nsa_harness.core.experiment.statistics import interval
 from nsa_harness.core.experiment.trial import Trial
-from nsa_harness.core.plan import RunSpec
+from nsa_harness.core.plan import EngineChoice, RunSpec
 from nsa_harness.core.report import MachineFacts, Outcome
 from nsa_harness.errors import HarnessError
 from nsa_harness.render.experiments.claim import TrialScreen
@@ -106,9 +106,11 @@ class Experiment:
 
 
 @contextmanager
-def open_experiment(options: RunOptions, configs: Sequence[RunSpec], facts: MachineFacts) -> Iterator[Experiment]:
+def open_experiment(
+    options: RunOptions, configs: Sequence[RunSpec], facts: MachineFacts, *, engine: EngineChoice | None = None
+) -> Iterator[Experiment]:
     """Open a new run directory and a session for an experiment."""
-    with run_directory(options) as run, experiment_in(run, options, configs, facts) as experiment:
+    with run_directory(options) as run, experiment_in(run, options, configs, facts, engine=engine) as experiment:
         yield experiment
 
 
@@ -121,11 +123,15 @@ def experiment_in(
     trials: Sequence[Trial] = (),
     *,
     screen_type: type[ExperimentScreen] = TrialScreen,
+    engine: EngineChoice | None = None,
 ) -> Iterator[Experiment]:
-    """Open a session for an experiment in a locked run directory, after the `trials` of earlier sessions."""
+    """Open a session for an experiment in a locked run directory, after the `trials` of earlier sessions.
+
+    `engine`: runs each launch as a job; None: this machine runs it.
+    """
     screen = screen_type(sys.stderr if options.json else sys.stdout, live=not options.json)
     outcomes = list(judge_again(run, [trial.dir for trial in trials]).values())
-    with session(run, options, configs, screen=screen, facts=facts) as running:
+    with session(run, options, configs, screen=screen, facts=facts, engine=engine) as running:
         yield Experiment(session=running, screen=screen, configs=configs, trials=list(trials), outcomes=outcomes)
 
 

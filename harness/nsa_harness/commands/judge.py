@@ -9,14 +9,13 @@ from __future__ import annotations
 import gc
 import json
 import os
-import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from nsa_harness.commands.stored_job import read_job, with_job_state
+from nsa_harness.commands.stored_job import engine_of, read_job, repeat_command, with_engine, with_job_state
 from nsa_harness.core.diagnosis.engine import diagnose
 from nsa_harness.core.diagnosis.explanation import Rule
 from nsa_harness.core.diagnosis.profile import PROFILE_FILE
@@ -47,7 +46,7 @@ from nsa_harness.supervisor.storage.metrics import printed_metrics
 from nsa_harness.supervisor.storage.record import load_judged_spec
 from nsa_harness.supervisor.storage.recordings import store_recordings
 from nsa_harness.supervisor.storage.redacted_files import redact_files
-from nsa_harness.supervisor.storage.rundir import AttemptDir, working_directory
+from nsa_harness.supervisor.storage.rundir import AttemptDir
 from nsa_harness.supervisor.storage.safe_directory import Budget
 from nsa_harness.supervisor.storage.sources import with_source_text, with_sources
 from nsa_harness.supervisor.storage.values import collect_values
@@ -109,6 +108,9 @@ def judge_attempt(
     if evidence.nodes:
         spec = replace(spec, notes=(*spec.notes, nodes_note(evidence)))
     evidence = with_sources(attempt, evidence, launched_here=read_budget is None)
+    choice = engine_of(attempt)
+    # No single command starts the agents of `watch --shared`.
+    has_no_command = evidence.is_attached or (bool(attempt.nodes()) and choice is None)
     profile = "".join(f"{line}\n" for line in profile_text(evidence))
     unwritten = write_file(attempt, attempt.path / PROFILE_FILE, profile) if evidence.samples else ()
     outcome = with_source_text(
@@ -119,7 +121,7 @@ def judge_attempt(
             directory=attempt.path.name,
             artifacts=inventory(attempt, evidence, program_files(spec, evidence)),
             metrics={**evidence.metrics, **printed_metrics(attempt, spec.expect)},
-            repeat=None if evidence.is_attached else f"nsa-harness run {shlex.quote(_relative_path(attempt.spec))}",
+            repeat=None if has_no_command else repeat_command(attempt, choice),
             own_rules=RULES if is_own_program else (),
             other_misses=schedule_misses(attempt, spec),
         ),
@@ -135,7 +137,9 @@ def judge_attempt(
         artifacts=(*outcome.artifacts, *_write_repro(attempt, spec, evidence, outcome)),
         trouble=(*outcome.trouble, *unread, *attempt.directory.take_notes(), *unwritten),
     )
-    unwritten = store_recordings(attempt, {rank.rank: rank.pid for rank in evidence.ranks})
+    if outcome.next_command is not None and outcome.next_command.startswith("nsa-harness run "):
+        outcome = replace(outcome, next_command=with_engine(outcome.next_command, choice))
+    unwritten = _store_recordings(attempt, evidence)
     if is_recorded(spec) and (outcome.verdict.status is not Status.PASS or silent_finding(outcome) is not None):
         outcome = _with_origin(attempt, spec, outcome, launched_here=read_budget is None)
     outcome = attempt.redaction.value(outcome)
@@ -152,14 +156,27 @@ def _values(
     """Return the values of all ranks, and what could not be read. The files of the ranks may be those of nodes."""
     values: tuple[ProcessValues, ...] = ()
     unread: tuple[Trouble, ...] = ()
+    for files, pids in _files_and_pids(attempt, evidence):
+        found, trouble = collect_values(files, pids, is_needed=is_needed)
+        values, unread = values + found, unread + trouble
+    return values, unread
+
+
+def _store_recordings(attempt: AttemptDir, evidence: Evidence) -> tuple[Trouble, ...]:
+    """Store the recordings of all ranks. Return one note per failure."""
+    return tuple(note for files, pids in _files_and_pids(attempt, evidence) for note in store_recordings(files, pids))
+
+
+def _files_and_pids(attempt: AttemptDir, evidence: Evidence) -> Iterator[tuple[AttemptDir, Mapping[int, int | None]]]:
+    """Yield the process of each rank by node, with the attempt as the agent of this node sees it.
+
+    Without agents, the attempt is yielded once, with all ranks.
+    """
     nodes: list[str | None] = [*sorted(set(evidence.nodes.values()))] or [None]
     for node in nodes:
         ranks = [rank for rank in evidence.ranks if node is None or evidence.nodes.get(rank.rank) == node]
         pids = {rank.rank: rank.pid and rank.pid % PID_SPAN for rank in ranks}
-        files = attempt if node is None else attempt.with_files_of(node)
-        found, trouble = collect_values(files, pids, is_needed=is_needed)
-        values, unread = values + found, unread + trouble
-    return values, unread
+        yield attempt if node is None else attempt.with_files_of(node), pids
 
 
 def _with_origin(attempt: AttemptDir, spec: RunSpec, outcome: Outcome, *, launched_here: bool) -> Outcome:
@@ -267,11 +284,3 @@ def error_outcome(attempt: AttemptDir, plan: Sequence[RunSpec | Skip], error: Ex
 def _name_and_number(attempt: AttemptDir) -> tuple[str, int]:
     name, _, number = attempt.path.name.partition("~")
     return name, int(number) if number.isascii() and number.isdigit() and len(number) < _NUMBER_DIGITS else 1
-
-
-def _relative_path(path: Path) -> str:
-    here = working_directory()
-    if here is None:
-        return str(path)
-    absolute = path.resolve()
-    return str(absolute.relative_to(here)) if absolute.is_relative_to(here) else str(absolute)

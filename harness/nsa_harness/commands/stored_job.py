@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.diagnosis.confidence import EvidenceKind
 from nsa_harness.core.diagnosis.explanation import make_finding
 from nsa_harness.core.outcome.outcome import unjudged_outcome
-from nsa_harness.core.plan import RunSpec
+from nsa_harness.core.plan import EngineChoice, RunSpec
 from nsa_harness.core.report import Outcome, Status
 from nsa_harness.engine.interface import OUTPUT, JobHandle, JobStatus
 from nsa_harness.errors import StoredRunError
 from nsa_harness.supervisor.storage.adapters import json_text, type_adapter
-from nsa_harness.supervisor.storage.rundir import NODES, AttemptDir, RunDir
+from nsa_harness.supervisor.storage.recordings import RECORDINGS
+from nsa_harness.supervisor.storage.rundir import NODES, AttemptDir, RunDir, working_directory
 from nsa_harness.texts.sentences import with_words
 
 JOB = "job.json"  # in the directory of an attempt: the job, with which any later command finds it again
@@ -35,6 +38,7 @@ class StoredJob:
     status: JobStatus | None = None  # None: the job has not ended, or nobody has looked since
     queue_s: float = 0.0  # time in the queue, as it was followed
     cancelled: bool = False  # by nsa-harness, because the user interrupted it
+    choice: EngineChoice | None = None  # how the job was requested; None: stored by an old nsa-harness
 
 
 def read_job(attempt: AttemptDir) -> StoredJob | None:
@@ -50,6 +54,33 @@ def read_job(attempt: AttemptDir) -> StoredJob | None:
 
 def write_job(attempt: AttemptDir, job: StoredJob) -> None:
     attempt.directory.write(attempt.path / JOB, json_text(job, indent=1) + "\n")
+
+
+def engine_of(attempt: AttemptDir) -> EngineChoice | None:
+    """Return the engine that ran an attempt, or None if nsa-harness started the ranks itself."""
+    job = read_job(attempt)
+    return None if job is None else job.choice
+
+
+def repeat_command(attempt: AttemptDir, choice: EngineChoice | None) -> str:
+    """Return the command that launches an attempt again, on the engine that ran it."""
+    return with_engine(f"nsa-harness run {shlex.quote(_relative_path(attempt.spec))}", choice)
+
+
+def with_engine(command: str, choice: EngineChoice | None) -> str:
+    """Return a command of nsa-harness with the options that choose the engine, before the program's arguments."""
+    if choice is None:
+        return command
+    own, separator, arguments = command.partition(" -- ")
+    return f"{own} {shlex.join(choice.words)}{separator}{arguments}"
+
+
+def _relative_path(path: Path) -> str:
+    here = working_directory()
+    if here is None:
+        return str(path)
+    absolute = path.resolve()
+    return str(absolute.relative_to(here)) if absolute.is_relative_to(here) else str(absolute)
 
 
 def is_open(attempt: AttemptDir) -> bool:
@@ -71,6 +102,10 @@ def adopt_evidence(attempt: AttemptDir) -> None:
             attempt.append_record(attempt.watch, record)
     with suppress(OSError):
         attempt.directory.move(last.path / NODES, attempt.path / NODES)
+        # The agents have judged the job too, and then removed the files from which recordings are made.
+        for recording in last.directory.list_files(last.path, RECORDINGS):
+            attempt.directory.make_directory(attempt.path / recording.parent.name)
+            attempt.directory.move(recording, attempt.path / recording.parent.name / recording.name)
         if len(stored) == 1:
             shutil.rmtree(shared.path, ignore_errors=True)
 
@@ -86,7 +121,7 @@ def with_job_state(
     status = job.status
     if status is None:
         reason = f"job {job.handle.id} had not ended; nsa-harness run --resume={attempt.path.parent} follows it again"
-        return unjudged(spec, attempt, number, reason, Cause.INTERRUPTED)
+        return unjudged(spec, attempt, number, reason, Cause.INTERRUPTED, job.choice)
     outcome = judge() if attempt.nodes() else None
     if outcome is not None and (outcome.verdict.status in _JUDGED or not status.state.is_abnormal):
         return outcome
@@ -102,7 +137,7 @@ def with_job_state(
     }
     proof = (f"{attempt.path.name}/{JOB}",)
     finding = make_finding(Cause.INFRA, facts, evidence=EvidenceKind.FACT, proof=proof)
-    error = replace(unjudged(spec, attempt, number, "", Cause.INFRA), findings=(finding,))
+    error = replace(unjudged(spec, attempt, number, "", Cause.INFRA, job.choice), findings=(finding,))
     if outcome is not None:
         error = replace(error, trouble=outcome.trouble, timing=outcome.timing, artifacts=outcome.artifacts)
     (error,) = with_words([error])
@@ -110,15 +145,28 @@ def with_job_state(
     return attempt.redaction.value(replace(error, verdict=verdict))
 
 
-def refused(spec: RunSpec, attempt: AttemptDir, number: int, reason: str) -> Outcome:
+def refused(
+    spec: RunSpec, attempt: AttemptDir, number: int, reason: str, choice: EngineChoice | None = None
+) -> Outcome:
     """Return the outcome of a job that the engine did not start, because of `reason`."""
     facts = {"variant": "refused job", "reason": reason, "open_files": None}
     finding = make_finding(Cause.INFRA, facts, evidence=EvidenceKind.FACT, proof=())
-    (outcome,) = with_words([replace(unjudged(spec, attempt, number, reason, Cause.INFRA), findings=(finding,))])
+    error = unjudged(spec, attempt, number, reason, Cause.INFRA, choice)
+    (outcome,) = with_words([replace(error, findings=(finding,))])
     verdict = replace(outcome.verdict, summary=outcome.findings[0].claim)
     return attempt.redaction.value(replace(outcome, verdict=verdict, ending_text="nothing was started"))
 
 
-def unjudged(spec: RunSpec, attempt: AttemptDir, number: int, reason: str, cause: Cause) -> Outcome:
+def unjudged(
+    spec: RunSpec,
+    attempt: AttemptDir,
+    number: int,
+    reason: str,
+    cause: Cause,
+    choice: EngineChoice | None = None,
+) -> Outcome:
+    """Return an ERROR for a job that could not be judged because of `reason`."""
     outcome = unjudged_outcome(spec, attempt=number, directory=attempt.path.name, error=reason, cause=cause)
-    return replace(outcome, ending_text=f"see {OUTPUT}")
+    has_output = attempt.directory.read_tail(attempt.path / OUTPUT).strip()
+    ending_text = f"see {attempt.path.name}/{OUTPUT}" if has_output else "the job printed nothing"
+    return replace(outcome, ending_text=ending_text, repeat_command=repeat_command(attempt, choice))

@@ -3,27 +3,38 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+import sys
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+from nsa_harness.commands.engine_job import check_engine, scripts
 from nsa_harness.commands.experiment import Experiment, ledger_side, open_experiment
 from nsa_harness.commands.run import judge_attempts
+from nsa_harness.commands.stored_job import engine_of
 from nsa_harness.core.experiment.claim import VerificationResult, VerifyReport, lowest_failure_rate, verification_result
 from nsa_harness.core.experiment.statistics import passes_to_show
 from nsa_harness.core.experiment.trial import FAILED_STATUSES, Signature, failure_signature, make_trial
-from nsa_harness.core.plan import RunSpec
+from nsa_harness.core.plan import EngineChoice, RunSpec
 from nsa_harness.core.report import Outcome, Status
 from nsa_harness.core.schedule import is_as_expected
 from nsa_harness.errors import UsageError
 from nsa_harness.render.experiments import claim as shown
 from nsa_harness.render.experiments.claim import TrialScreen
-from nsa_harness.supervisor.launch.launcher import end_dead_runs
+from nsa_harness.supervisor.launch.launcher import command_line, end_dead_runs
 from nsa_harness.supervisor.launch.machine import machine_facts
 from nsa_harness.supervisor.storage.ledger import LedgerLine
 from nsa_harness.supervisor.storage.record import load_spec
-from nsa_harness.supervisor.storage.rundir import RunDir, RunOptions, earlier_results, find_run, refuse_if_running
+from nsa_harness.supervisor.storage.redaction import Redaction
+from nsa_harness.supervisor.storage.rundir import (
+    AttemptDir,
+    RunDir,
+    RunOptions,
+    earlier_results,
+    find_run,
+    refuse_if_running,
+)
 
 _EXIT = {
     VerificationResult.FIXED: 0,
@@ -41,6 +52,7 @@ class VerifyRequest:
     run_path: Path  # a run, or one attempt of it
     min_passes: int  # from --repeat
     dry_run: bool
+    engine: EngineChoice | None  # runs each launch as a job; None: whatever ran the failed attempt
     options: RunOptions
 
 
@@ -51,9 +63,12 @@ def run_verify(request: VerifyRequest) -> int:
         before = _before(run, request)
     if request.dry_run:
         TrialScreen.print_lines(lambda width: shown.verify_header(before.report, width))
+        print(*_dry_run_lines(before, request.options), sep="\n")
         return 0
+    if before.engine is not None:
+        check_engine(before.engine)
     end_dead_runs()
-    with open_experiment(request.options, (before.spec,), machine_facts()) as experiment:
+    with open_experiment(request.options, (before.spec,), machine_facts(), engine=before.engine) as experiment:
         return _verify(experiment, before)
 
 
@@ -65,6 +80,7 @@ class _Before:
     spec_hash: str  # the hash of the stored launch
     signature: Signature
     report: VerifyReport
+    engine: EngineChoice | None
 
     def fails_alike(self, outcome: Outcome) -> bool:
         """Return whether an outcome is the same failure as before the edit."""
@@ -78,6 +94,8 @@ def _before(run: RunDir, request: VerifyRequest) -> _Before:
     """Return the failure of a stored run, with the number of times that this failure occurred."""
     attempts = [outcome for outcome in judge_attempts(run) if outcome.spec.deepening is None]
     last = failed_attempts(run, request.run_path, attempts, "--verify")[-1]
+    attempt = run.attempt(last.spec.scenario, last.attempt)
+    refuse_observed_nodes(attempt, f"--verify {request.run_path}")
     same = [attempt for attempt in attempts if attempt.spec.spec_hash == last.spec.spec_hash]
     here = _count_failures(attempt.verdict.status for attempt in same)
     earlier = earlier_results(run.path.parent, {last.spec.spec_hash}, excluded_run=run.run_id)
@@ -93,14 +111,35 @@ def _before(run: RunDir, request: VerifyRequest) -> _Before:
         passes_needed=max(request.min_passes, passes_to_show(*rate, _CONFIDENCE)), confidence=_CONFIDENCE,
     )  # fmt: skip
     return _Before(
-        spec=replace(spec, spec_hash=new_hash), spec_hash=last.spec.spec_hash, signature=signature, report=report
-    )
+        spec=replace(spec, spec_hash=new_hash), spec_hash=last.spec.spec_hash, signature=signature, report=report,
+        engine=request.engine or engine_of(attempt),
+    )  # fmt: skip
 
 
 def _count_failures(verdicts: Iterable[str]) -> tuple[int, int]:
     """Return the number of failed runs, and the number of runs that failed or passed."""
     judged_ends = [verdict for verdict in verdicts if verdict in (Status.PASS, *FAILED_STATUSES)]
     return sum(verdict in FAILED_STATUSES for verdict in judged_ends), len(judged_ends)
+
+
+def _dry_run_lines(before: _Before, options: RunOptions) -> Iterator[str]:
+    """Yield the command of a launch, or the script of its job, without secrets."""
+    if before.engine is not None:
+        yield from scripts((before.spec,), before.engine, options)
+        return
+    redaction = Redaction(is_on=options.redact)
+    redaction.learn_launch(before.spec)
+    yield redaction.command(command_line(before.spec, sys.executable, None))
+
+
+def refuse_observed_nodes(attempt: AttemptDir, command: str) -> None:
+    """Raise UsageError if agents of `watch --shared` observed an attempt, which one machine cannot launch again."""
+    if attempt.nodes() and engine_of(attempt) is None:
+        raise UsageError(
+            f"{command}: agents on the nodes observed this job, so it cannot be launched again from here; run the"
+            " program with `nsa-harness run FILE.py --engine slurm --nodes N`, or observe it again with `nsa-harness"
+            " watch --shared DIR` on each node"
+        )
 
 
 def failed_attempts(run: RunDir, path: Path, attempts: Sequence[Outcome], option: str) -> list[Outcome]:

@@ -15,9 +15,11 @@ from functools import partial
 from pathlib import Path
 
 from nsa_harness import __version__
+from nsa_harness.commands.engine_job import check_engine
 from nsa_harness.commands.experiment import Experiment, experiment_in
 from nsa_harness.commands.run import judge_attempts
 from nsa_harness.commands.session import INTERRUPTED
+from nsa_harness.commands.stored_job import engine_of
 from nsa_harness.commands.verify import failed_attempts
 from nsa_harness.core.evidence.evidence import Evidence
 from nsa_harness.core.evidence.host import Process
@@ -41,7 +43,7 @@ from nsa_harness.core.experiment.why import (
     silent_finding,
     with_decision,
 )
-from nsa_harness.core.plan import RunSpec
+from nsa_harness.core.plan import EngineChoice, RunSpec
 from nsa_harness.core.recording.experiments import control_of, plan_experiments
 from nsa_harness.core.recording.explanation import (
     Candidate,
@@ -117,6 +119,7 @@ class _Question:
     spec: RunSpec
     program: LaunchedProgram
     report: WhyReport  # without any run
+    engine: EngineChoice | None  # ran the failed attempt, and runs all others
 
 
 def run_why(request: WhyRequest) -> int:
@@ -130,6 +133,8 @@ def run_why(request: WhyRequest) -> int:
     if request.dry_run:
         WhyScreen.print_lines(lambda width: [*header(width=width), "  launched nothing"])
         return 0
+    if question.engine is not None:
+        check_engine(question.engine)
     end_dead_runs()
     first, program = question.report.first, question.program
     state = search_state(
@@ -148,7 +153,7 @@ def run_why(request: WhyRequest) -> int:
         journal = TrialJournal(folder.run)
         configs = [question.spec]
         with experiment_in(
-            folder.run, request.options, configs, facts, journal.stored, screen_type=WhyScreen
+            folder.run, request.options, configs, facts, journal.stored, screen_type=WhyScreen, engine=question.engine
         ) as experiment:
             note = folder.note
             if folder.is_continued:
@@ -200,6 +205,7 @@ def _question(request: WhyRequest) -> _Question:
         if spec.ranks < 2:
             raise UsageError(f"why {path}: this program has one rank; `why` compares ranks")
         directory = _working_dir(run, outcome, spec)
+        engine = engine_of(run.attempt(outcome.spec.scenario, outcome.attempt))
     python = request.python or spec.python
     spec = _recorded_spec(replace(spec, cwd=str(directory), python=python), run.run_id, outcome, values=request.values)
     program = LaunchedProgram(specs=(spec,), interpreter=query_interpreter_of((spec,)), working_dir=directory)
@@ -217,7 +223,7 @@ def _question(request: WhyRequest) -> _Question:
     if effects and first.verdict is not Status.PASS:
         notes.append(texts.effects_note(effects, experiments=wanted, is_asked=request.experiments is not None))
     return _Question(
-        outcome=outcome, spec=spec, program=program,
+        outcome=outcome, spec=spec, program=program, engine=engine,
         report=WhyReport(
             scenario=spec.scenario, first=first, directory=str(directory),
             max_runs=min(max_runs, request.max_runs or max_runs), budget_s=request.budget_s, values=request.values,

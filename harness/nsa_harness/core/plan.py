@@ -138,6 +138,12 @@ class EngineChoice:
     gpus_per_node: int = 0
     site: str = "{}"  # the settings of the cluster as JSON, with those of the command line
     only: tuple[str, ...] = ()  # run on these nodes; (): on any
+    options: tuple[str, ...] = ()  # of the command line that chose it; (): stored by an old nsa-harness
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The options of the command line that choose this engine again."""
+        return self.options or ("--engine", self.name, "--nodes", str(self.nodes))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -401,15 +401,25 @@ def _repeat(outcome: Outcome) -> Iterator[Section]:
     yield (
         Command(text=outcome.repeat_command)
         if outcome.repeat_command
-        else Sentence(
-            line=line(
-                "No command repeats this run. `nsa-harness watch -- COMMAND` observes the next run from its start."
-            )
-        )
+        else Sentence(line=_WATCH_NODES if _has_nodes(outcome) else _WATCH)
     )
     if outcome.next_command:
         yield Sentence(line=line("Continue with:"))
         yield Command(text=outcome.next_command)
+
+
+_OBSERVES = "observes the next run from its start."
+_WATCH = (Span("No command repeats this run."), Span("nsa-harness watch -- COMMAND", code=True), Span(_OBSERVES))
+_WATCH_NODES = (
+    Span("Agents on the nodes of this job observed it, so no command on one machine repeats it."),
+    Span("nsa-harness watch --shared DIR -- COMMAND", code=True),
+    Span(f"on each node, with a new DIR, {_OBSERVES}"),
+)
+
+
+def _has_nodes(outcome: Outcome) -> bool:
+    """Return whether agents on several nodes observed the run."""
+    return any(artifact.path.startswith("nodes/") for artifact in outcome.artifacts)
 
 
 def _files(outcome: Outcome) -> Iterator[Section]:

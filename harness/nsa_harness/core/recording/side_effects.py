@@ -48,11 +48,14 @@ def side_effects(texts: Iterable[str], processes: Iterable[Process] = ()) -> tup
     `texts` are its source files, and `processes` its processes as a snapshot of an earlier run shows them.
     """
     found = {effect for text in texts for effect in _in_source(text)}
+    sockets = [socket for process in processes for socket in process.sockets if socket.state == "ESTABLISHED"]
+    # An agent sees only its own node, so it cannot know that the other end is in the job, but another agent can.
+    in_job = {socket.local for socket in sockets}
+    in_job |= {socket.peer for socket in sockets if socket.in_job or socket.peer_rank is not None}
     found |= {
         SideEffect(kind=SideEffectKind.CONNECTION, name=socket.peer)
-        for process in processes
-        for socket in process.sockets
-        if socket.state == "ESTABLISHED" and socket.peer_rank is None and not (socket.in_job or socket.is_store)
+        for socket in sockets
+        if socket.peer not in in_job and not socket.is_store
     }
     return tuple(sorted(found))
 

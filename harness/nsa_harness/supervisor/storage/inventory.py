@@ -53,7 +53,7 @@ _MAX_COUNTED_BYTES = 64 << 20
 
 def inventory(attempt: AttemptDir, evidence: Evidence, program_files: Sequence[ProgramFile]) -> tuple[Artifact, ...]:
     """Return the files of an attempt and the additional `program_files`. A missing file is listed with the reason."""
-    expected_files = tuple(_expected_files(evidence, program_files))
+    expected_files = tuple(_expected_files(evidence, program_files, has_nodes=bool(attempt.nodes())))
     return tuple(artifact for file in expected_files if (artifact := _artifact(attempt, file)) is not None)
 
 
@@ -66,7 +66,9 @@ def _artifact(attempt: AttemptDir, file: ProgramFile) -> Artifact | None:
     return None if file.absent is None else Artifact(path=file.pattern, count=None, absent=file.absent)
 
 
-def _expected_files(evidence: Evidence, program_files: Sequence[ProgramFile]) -> Iterator[ProgramFile]:
+def _expected_files(
+    evidence: Evidence, program_files: Sequence[ProgramFile], *, has_nodes: bool
+) -> Iterator[ProgramFile]:
     lines, files = CountedIn.LINES, CountedIn.FILES
     # Without the probe it is unknown whether there was anything to write.
     has_probe = not evidence.is_attached or any(rank.status_file for rank in evidence.ranks)
@@ -86,7 +88,7 @@ def _expected_files(evidence: Evidence, program_files: Sequence[ProgramFile]) ->
             "the job's output is not captured" if evidence.is_observed else "the program was not started",
         ),
         ("heartbeat_rank*.jsonl", lines, no_probe or "no optimizer step was finished"),
-        ("dumps/rank*.txt", files, no_dumps),
+        ("nodes/*/dumps/rank*.txt" if has_nodes else "dumps/rank*.txt", files, no_dumps),
         ("profile.txt", lines, no_dumps),
         ("step_ledger.txt", lines, no_probe or "no rank has both finished steps and a flight recorder"),
         ("rank*/flight.json", files, no_flight),

@@ -31,6 +31,7 @@ from nsa_harness.supervisor.storage.rundir import AttemptDir
 
 RECORDING_FILE = "recording.gz"
 CHILD_FILE = "recording-{pid}.gz"  # of a child process of the rank, such as a DataLoader worker
+RECORDINGS = "rank*/recording*.gz"  # both, of all ranks of an attempt
 _MOST_CHILDREN = 32  # recordings of child processes that are kept for each rank, the latest
 EXPERIMENT_FILE = "experiment.jsonl"
 _MOST_BYTES = protocol.RECORDING_LIMIT + (1 << 20)
@@ -80,7 +81,7 @@ def _parents(attempt: AttemptDir, sources: Mapping[str, Path]) -> Iterator[tuple
 
 def redact_recordings(attempt: AttemptDir) -> Iterator[Trouble]:
     """Remove secrets that were found later from the stored recordings. Yield one note per failure."""
-    for path in attempt.directory.list_files(attempt.path, "rank*/recording*.gz"):
+    for path in attempt.directory.list_files(attempt.path, RECORDINGS):
         try:
             data = _read(attempt, path)
             clean = redacted(data, attempt.redaction)
