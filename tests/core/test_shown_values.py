@@ -19,7 +19,7 @@ from nsa_harness.core.evidence.frame_values import (
     unquoted,
 )
 from nsa_harness.core.outcome.values import shown_values
-from nsa_harness.core.report import Culprit, NamedValue, Outcome, Place, SpecSummary, Status, Verdict
+from nsa_harness.core.report import Culprit, NamedValue, Outcome, Place, RanksValue, SpecSummary, Status, Verdict
 from nsa_harness.render.values import values_line
 
 FILE = "/job/train.py"
@@ -252,6 +252,17 @@ def test_without_values_the_names_that_decide_are_shown_with_the_lines_that_set_
     assert values_line(replace(of, values=values[2:]), 80) == (
         "loss  decides line 4, set in 3, 2     loader  decides line 2"
     )
+
+
+def test_a_long_value_that_all_ranks_share_is_written_once() -> None:
+    words = "['train.py', '--lr', '3']"
+    equal = NamedValue(
+        name="sys.argv", file="train.py", function="main", line=3, decides=True,
+        values=(RanksValue(ranks=(0, 1, 2), value=words),),
+    )  # fmt: skip
+    short = replace(equal, name="step", values=(RanksValue(ranks=(0, 1, 2), value="2"),))
+    line = values_line(replace(outcome(), values=(equal, short)), 100)
+    assert line == f"sys.argv  {words} on all ranks     step  2 | 2 | 2"
 
 
 def test_values_keep_the_lines_that_set_them_only_where_the_job_cannot_be_launched_again() -> None:

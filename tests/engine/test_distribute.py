@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -26,7 +27,7 @@ from nsa_harness.engine.interface import Job
 from nsa_harness.engine.site import Site
 from nsa_harness.errors import UsageError
 from nsa_harness.supervisor.storage.rundir import RunOptions
-from tools.slurm_lab import SlurmLab
+from tools.slurm_lab import SlurmLab, wait_until
 
 PROGRAM = Path(__file__).resolve().parent.parent / "programs" / "bad_host.py"
 COMMAND = [str(Path(sys.executable).parent / "nsa-harness"), "run"]
@@ -249,6 +250,45 @@ def test_the_bad_one_of_two_hosts_is_named(tmp_path: Path) -> None:
     result = run_program(tmp_path, "h2", "--engine", "hosts", "--site", "site.yaml")
     assert result.returncode == 1, result.stdout + result.stderr
     assert "h2 is bad: every job with it fails (h2: FAIL, h1+h2: FAIL)" in result.stdout
+
+
+WAITS_ON_H2 = """\
+import os
+import pathlib
+import time
+
+started = pathlib.Path("started-" + os.environ["HOST_NAME"])
+started.touch()
+while os.environ["HOST_NAME"] == "h2" and not os.path.exists("go"):
+    time.sleep(0.1)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_an_interrupted_search_is_resumed_and_its_report_keeps_the_hosts(tmp_path: Path) -> None:
+    (tmp_path / "site.yaml").write_text("hosts: {h1: 127.0.0.1, h2: 127.0.0.1}\nlauncher: env HOST_NAME={host}\n")
+    (tmp_path / "waits.py").write_text(WAITS_ON_H2)
+    words = ["waits.py", "--ranks=1", "--engine=hosts", "--site=site.yaml", "--distribute=idle", "--jobs=2"]
+    latest = tmp_path / "reports" / "latest"
+    with subprocess.Popen(
+        [*COMMAND, *words], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as command:
+        wait_until(lambda: (latest / "waits@h1" / "result.txt").exists(), "h1 did not end", 300)
+        wait_until((tmp_path / "started-h2").exists, "h2 did not start", 300)
+        command.send_signal(signal.SIGINT)
+        output = command.communicate(timeout=300)[0]
+    assert command.returncode == 130, output
+    assert f"--resume=reports/{latest.resolve().name}" in output
+    (tmp_path / "go").touch()
+    resumed = subprocess.run([*COMMAND, "--resume"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert resumed.returncode == 0, resumed.stdout + resumed.stderr
+    attempts = sorted(path.name for path in latest.iterdir() if path.name.startswith("waits"))
+    assert attempts == ["waits@h1", "waits@h2", "waits@h2~2"]
+    hosts = (latest / "SUMMARY.md").read_text().partition("## Hosts")[2]
+    assert "no host is bad: all 2 idle nodes pass (h1: PASS, h2: PASS)" in hosts
+    again = subprocess.run([COMMAND[0], "report"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (latest / "SUMMARY.md").read_text().partition("## Hosts")[2] == hosts, again.stdout + again.stderr
 
 
 @pytest.mark.cluster

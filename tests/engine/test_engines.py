@@ -14,7 +14,7 @@ import pytest
 
 from nsa_harness.engine import engine_named
 from nsa_harness.engine.interface import OUTPUT, Engine, EngineError, Job, JobHandle, JobState, JobStatus
-from nsa_harness.engine.site import Site, read_site
+from nsa_harness.engine.site import Site, place_of_setting, read_site
 from nsa_harness.errors import ScenarioError, UsageError
 from nsa_harness.supervisor.storage.adapters import json_text, type_adapter
 from tools.slurm_lab import wait_until
@@ -161,15 +161,29 @@ def test_an_unknown_job_is_lost(engine: Engine, job: Callable[[str], Job]) -> No
 @pytest.mark.cluster
 @pytest.mark.usefixtures("cluster")
 def test_slurm_says_why_it_refuses_a_job(tmp_path: Path) -> None:
-    site = Site(partition="nowhere")
+    site = Site(partition="mian")
     engine = engine_named("slurm", site)
-    assert "nowhere" in engine.capabilities().missing
+    assert dict(engine.mistakes(1, 0)) == {
+        "partition": 'no partition "mian"; there are main, short; did you mean "main"?'
+    }
     impossible = Job(
         name="test-refused", directory=tmp_path, nodes=1, ranks_per_node=1, agent=("env",), torchrun=(),
         as_module=False, program=("true",), env={}, cwd=tmp_path, limit_s=None, site=site,
     )  # fmt: skip
-    with pytest.raises(EngineError, match="Invalid partition name"):
+    with pytest.raises(EngineError, match=r"[Ii]nvalid partition"):
         submit(engine, impossible)
+
+
+@pytest.mark.cluster
+@pytest.mark.usefixtures("cluster")
+def test_settings_that_the_cluster_cannot_fulfil_are_found_before_anything_is_submitted() -> None:
+    site = Site(partition="short", time_limit="04:00:00", cpus_per_node=9, constraint="a100&[ib*2]")
+    mistakes = list(engine_named("slurm", site).mistakes(1, 0))
+    assert [key for key, _ in mistakes] == ["time_limit", "cpus_per_node", "constraint", "constraint"]
+    assert mistakes[0][1] == "04:00:00, but the partition short gives a job at most 60.0 s"
+    assert mistakes[1][1] == "9, but a node of the partition short has at most 2 cores"
+    assert mistakes[2][1].startswith('no node of the partition short has the feature "a100"; its nodes have no')
+    assert list(engine_named("slurm", Site(time_limit="2-12", cpus_per_node=2)).mistakes(2, 4)) == []
 
 
 def test_directives_of_slurm_come_from_the_site_and_the_job(tmp_path: Path) -> None:
@@ -200,13 +214,17 @@ def test_an_unknown_engine_is_refused_with_the_known_names() -> None:
 
 def test_mistakes_of_a_site_file_have_lines_and_suggestions(tmp_path: Path) -> None:
     file = tmp_path / "site.yaml"
-    file.write_text("partiton: gpu\nnodes: many\nenv: {1A: x}\ndirectives: [qos=high]\n")
+    file.write_text("partiton: gpu\nnodes: many\nenv: {1A: x}\ndirectives: [qos=high]\ntime_limit: 04:00 h\n")
     with pytest.raises(ScenarioError) as error:
         read_site(file)
     lines = [line.removeprefix(f"{tmp_path}/") for line in error.value.mistakes]
     assert lines[0] == 'site.yaml:1:1: partiton: unknown key; did you mean "partition"?'
     assert lines[1] == 'site.yaml:2:1: nodes: expected a whole number, got "many"'
-    assert [line.split(":")[1] for line in lines] == ["1", "2", "3", "4"]
+    assert [line.split(":")[1] for line in lines] == ["1", "2", "3", "4", "5"]
+    assert lines[3].endswith('expected an option of sbatch, such as --qos=high, got "qos=high"')
+    assert lines[4].endswith('expected minutes ("90"), hours ("04:00:00"), or days and hours ("2-12"), got "04:00 h"')
+    assert place_of_setting(file, "nodes") == f"{file}:2:1"
+    assert place_of_setting(file, "partition") is None
 
 
 def test_a_site_file_may_set_everything(tmp_path: Path) -> None:

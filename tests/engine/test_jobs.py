@@ -16,7 +16,7 @@ from nsa_harness.commands.stored_job import JOB, StoredJob, is_open, read_job, r
 from nsa_harness.core.comparison.decisions import Playbook
 from nsa_harness.core.plan import EngineChoice, Expect, Launcher, Limits, RunSpec
 from nsa_harness.core.report import Artifact, MachineFacts, Outcome, Report, SpecSummary, Status, Verdict
-from nsa_harness.core.schedule import Policy, needs_another_attempt
+from nsa_harness.core.schedule import Policy, is_interrupted, needs_another_attempt
 from nsa_harness.engine.interface import OUTPUT, JobHandle, JobState, JobStatus
 from nsa_harness.errors import StoredRunError
 from nsa_harness.render.answer import advice
@@ -144,6 +144,18 @@ def summary_of(outcome: Outcome) -> str:
         run_id="1", harness="1", machine=machine, command="watch", interrupted=False, outcomes=(outcome,), not_run=()
     )  # fmt: skip
     return summary_md(report, Playbook(hypotheses=()))
+
+
+@pytest.mark.parametrize(("has_started", "where"), [(False, " while it waited in the queue"), (True, "")])
+def test_a_job_that_nsa_harness_cancelled_is_run_again_by_resume(tmp_path: Path, has_started: bool, where: str) -> None:
+    attempt = AttemptDir(tmp_path / "train", tmp_path)
+    (attempt.path / "nodes" / "n1").mkdir(parents=True)
+    job = StoredJob(handle=HANDLE, status=JobStatus(state=JobState.CANCELLED), cancelled=True, has_started=has_started)
+    outcome = with_job_state(attempt, SPEC, 1, job, lambda: judged(Status.FAIL))
+    assert outcome.verdict.summary == f"job 17 was cancelled{where}, because nsa-harness was interrupted"
+    assert is_interrupted(outcome)
+    in_time = replace(job, status=JobStatus(state=JobState.COMPLETED))
+    assert with_job_state(attempt, SPEC, 1, in_time, lambda: judged(Status.PASS)) == judged(Status.PASS)
 
 
 def test_a_job_whose_end_nobody_saw_is_not_judged(tmp_path: Path) -> None:

@@ -168,15 +168,35 @@ def test_a_job_that_cannot_start_shows_its_last_output(directory: Path) -> None:
     (directory / "site.yaml").write_text("agent: /no/such/nsa-harness\n")
     code, outcome = Command(directory, str(PROGRAM), *TWO_NODES, "--site", "site.yaml").end()
     assert (code, outcome["cause"]) == (125, "infra")
+    assert outcome["repeat"].endswith(f"spec.json --engine slurm --nodes 2 --site {directory}/site.yaml")
     assert "before nsa-harness started on its nodes" in outcome["summary"]
     assert "/no/such/nsa-harness" in outcome["summary"]
 
 
+def test_a_job_that_can_never_start_says_why_and_is_cancelled_by_ctrl_c(directory: Path) -> None:
+    (directory / "site.yaml").write_text('directives: ["--cpus-per-task=9"]\n')
+    command = Command(directory, str(PROGRAM), *TWO_NODES, "--site", "site.yaml")
+    command.wait_for("(PartitionConfig)")
+    assert "so it never starts; Ctrl-C cancels it; change cpus_per_node" in " ".join(command.out.split())
+    command.process.send_signal(signal.SIGINT)
+    code, outcome = command.end()
+    assert (code, outcome["cause"]) == (130, "interrupted")
+    assert "was cancelled while it waited in the queue, because nsa-harness was interrupted" in outcome["summary"]
+    assert "cancelling: nsa-harness was interrupted" in " ".join(command.out.split())
+    assert "cancelled: nsa-harness cancelled it" in " ".join(command.out.split())
+    assert "--resume=" in command.out
+    again = subprocess.run([COMMAND[0], "report"], cwd=directory, capture_output=True, text=True, check=False)
+    assert "was cancelled while it waited in the queue" in " ".join(again.stdout.split())
+
+
 def test_what_slurm_refuses_is_an_error_before_anything_runs(directory: Path) -> None:
+    (directory / "site.yaml").write_text("cpus_per_node: 9\npartition: mian\n")
     for words, text in (
         (["--nodes", "9"], "--nodes: 9 nodes, but --engine slurm has only 2"),
         (["--gpus-per-node", "5"], "--gpus-per-node: 5, but a node has at most 4"),
-        (["--partition", "nope"], "--engine slurm: no partition nope"),
+        (["--partition", "mian"], '--partition: no partition "mian"; there are main, short; did you mean "main"?'),
+        (["--site", "site.yaml"], 'site.yaml:2:1: partition: no partition "mian"'),
+        (["--site", "site.yaml", "--partition", "short"], "site.yaml:1:1: cpus_per_node: 9, but a node"),
         (["--nodes", "2", "--ranks", "3"], "--nodes: 3 ranks cannot be divided equally among 2 nodes"),
     ):
         result = subprocess.run(
@@ -184,3 +204,46 @@ def test_what_slurm_refuses_is_an_error_before_anything_runs(directory: Path) ->
             text=True, check=False,
         )  # fmt: skip
         assert (result.returncode, text in result.stderr) == (2, True), result.stderr
+
+
+EARLY_STOP = """\
+import torch
+import torch.distributed as dist
+
+
+def train(rank):
+    bad = 0
+    for step in range(20):
+        dist.all_reduce(torch.ones(1))
+        bad = bad + 1 if rank == 1 and step > 3 else 0
+        if bad >= 3:
+            break
+    dist.barrier()
+
+
+dist.init_process_group("gloo")
+train(dist.get_rank())
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_why_and_verify_submit_jobs_with_the_options_of_the_failed_job(directory: Path) -> None:
+    (directory / "early.py").write_text(EARLY_STOP)
+    code, _ = Command(directory, "early.py", "--ranks=2", "--engine=slurm", "--nodes=2", "limits.stall_s=10").end()
+    assert code == 124
+    latest = directory / "reports" / "latest"
+    failed = latest.resolve()
+    for command, file, text in (
+        (["why", str(failed), "--budget", "1runs"], "early", "early.py:9"),
+        (["run", "--verify", str(failed)], "early", "NOT FIXED"),
+    ):
+        result = subprocess.run(
+            [COMMAND[0], *command], cwd=directory, capture_output=True, text=True, check=False, timeout=400
+        )
+        assert text in result.stdout, result.stdout + result.stderr
+        script = (latest / file / "job.sbatch").read_text()
+        assert latest.resolve() != failed
+        assert "#SBATCH --nodes=2\n" in script
+        assert sorted(path.name for path in (latest / file / "nodes").iterdir()) == ["n1", "n2"]

@@ -9,7 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nsa_harness.engine.interface import JobState
-from nsa_harness.engine.slurm_output import parse_gpus, parse_job_id, parse_sacct, parse_show_job, reason_text
+from nsa_harness.engine.slurm_facts import (
+    NodeFacts,
+    Partition,
+    feature_names,
+    parse_gpus,
+    parse_nodes,
+    parse_partitions,
+    parse_time_limit,
+)
+from nsa_harness.engine.slurm_output import parse_job_id, parse_sacct, parse_show_job
+from nsa_harness.engine.slurm_reasons import reason_text
 
 HERE = Path(__file__).parent
 JOBS = (HERE / "show_job.txt").read_text()  # scontrol show job -o, of a real cluster
@@ -103,6 +113,9 @@ def test_any_text_is_parsed_without_an_exception(text: str) -> None:
     parse_gpus(text)
     parse_job_id(text)
     reason_text(text)
+    parse_partitions(text)
+    parse_nodes(text)
+    feature_names(text)
 
 
 def test_the_id_of_a_submitted_job() -> None:
@@ -118,6 +131,77 @@ def test_the_gpus_of_the_nodes() -> None:
 
 
 def test_reasons_in_words() -> None:
-    assert reason_text("ReqNodeNotAvail,_UnavailableNodes:n[2-3]") == "nodes that it needs are not available: n[2-3]"
-    assert reason_text("QOSMaxGRESPerUser") == "QOSMaxGRESPerUser"
+    assert reason_text("Resources") == "it waits for free nodes (Resources)"
+    assert reason_text("ReqNodeNotAvail,_UnavailableNodes:n[2-3]").startswith(
+        "nodes that it needs are down, drained or reserved: n[2-3] (ReqNodeNotAvail)"
+    )
     assert reason_text("None") == ""
+    assert reason_text("SomethingNew_in_2030") == "SomethingNew in 2030"
+
+
+@pytest.mark.parametrize(
+    ("reason", "meaning", "setting"),
+    [
+        ("PartitionConfig", "it asks for more on each node than", "cpus_per_node"),
+        ("PartitionNodeLimit", "it asks for more nodes", "--nodes"),
+        ("PartitionTimeLimit", "it asks for more time", "time_limit"),
+        ("BadConstraints", "no node has what it asks for", "--constraint"),
+        ("QOSMaxGRESPerJob", "it asks for more GPUs than its QOS allows in a job", "--gpus-per-node"),
+        ("QOSMaxWallDurationPerJobLimit", "it asks for more time than its QOS allows in a job", "time_limit"),
+        ("AssocMaxCpuPerNode", "it asks for more cores than its account allows on each node", "cpus_per_node"),
+        ("QOSMinGRES", "it asks for fewer GPUs than its QOS requires", "--gpus-per-node"),
+        ("InvalidAccount", "its account does not exist", "--account"),
+    ],
+)
+def test_a_job_that_can_never_start_says_so_and_which_setting_to_change(
+    reason: str, meaning: str, setting: str
+) -> None:
+    text = reason_text(reason)
+    assert meaning in text
+    assert "so it never starts; Ctrl-C cancels it" in text
+    assert setting in text
+    assert reason in text
+
+
+@pytest.mark.parametrize(
+    ("reason", "meaning"),
+    [
+        ("QOSMaxJobsPerUserLimit", "the limit of running jobs of its QOS is reached"),
+        ("AssocMaxJobsLimit", "the limit of running jobs of its account is reached"),
+        ("AssocGrpSubmitJobsLimit", "the limit of submitted jobs of its account is reached"),
+        ("QOSMaxGRESPerUser", "with it, the GPUs of a user would exceed the limit of its QOS"),
+        ("AssocGrpCpuLimit", "with it, the cores of all jobs together would exceed the limit of its account"),
+        ("AssocGrpCPUMinutesLimit", "the budget of cores x time of its account is used up"),
+    ],
+)
+def test_a_job_that_waits_for_a_limit_says_whose_limit_it_is(reason: str, meaning: str) -> None:
+    assert reason_text(reason).startswith(meaning)
+    assert "never starts" not in reason_text(reason)
+
+
+def test_the_partitions_and_nodes_of_a_cluster() -> None:
+    short, long = parse_partitions(
+        "PartitionName=short Default=YES MaxNodes=4 MaxTime=00:01:00 State=UP\n"
+        "PartitionName=long Default=NO MaxNodes=UNLIMITED MaxTime=UNLIMITED State=UP\n"
+    )
+    assert short == Partition(name="short", max_time_s=60.0, max_nodes=4, is_default=True)
+    assert long == Partition(name="long", max_time_s=None, max_nodes=None, is_default=False)
+    assert parse_nodes("n1|64|gpu:a100:8(S:0-1)|a100,ib\nn1|64|gpu:a100:8|a100,ib\nn2|2|(null)|(null)\nnoise\n") == (
+        NodeFacts(name="n1", cpus=64, gpus=8, features=("a100", "ib")),
+        NodeFacts(name="n2", cpus=2, gpus=0, features=()),
+    )
+    assert feature_names("[a100*2&ib]|h100") == ("a100", "ib", "h100")
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("90", 5400), ("1:30", 90), ("04:00:00", 14400), ("2-12", 216000), ("1-1:30", 91800), ("UNLIMITED", None)],
+)
+def test_time_limits_of_slurm(text: str, seconds: float | None) -> None:
+    assert parse_time_limit(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["04:00 00", "4h", "1:2:3:4", "-", "1-"])
+def test_text_that_is_no_time_limit(text: str) -> None:
+    with pytest.raises(ValueError, match="no time limit"):
+        parse_time_limit(text)

@@ -13,7 +13,7 @@ import typer
 
 from nsa_harness.cli.options import Ranks, argument, option, option_lines
 from nsa_harness.cli.run import invocation_from_args
-from nsa_harness.errors import UsageError
+from nsa_harness.errors import UsageError, did_you_mean
 
 
 def list_scenarios(
@@ -64,7 +64,13 @@ def explain(
             _print(explanation(invocation_from_args(context, targets, ranks=ranks), machine_facts()))
         except UsageError as error:
             similar = [cause.value for cause in Cause if targets[0] in cause.value]
+            suggestion = did_you_mean(targets[0], list(Cause)).removeprefix("; ")
             more = f"\ncauses with a similar name: {', '.join(similar)}" if similar else ""
+            more = (
+                f"\namong the causes: {suggestion}"
+                if suggestion and not similar and "did you mean" not in str(error)
+                else more
+            )
             raise UsageError(f"{error}{more}") from None
 
 

@@ -247,7 +247,7 @@ def engine_choice(engine: str | None, site: Path | None, **settings: str | int |
         site=choice_site.model_dump_json(by_alias=True, exclude_defaults=True),
         options=("--engine", engine, *words, *(("--site", str(site.resolve())) if site else ())),
     )  # fmt: skip
-    check_engine(choice)
+    check_engine(choice, site, given)
     return choice
 
 

@@ -344,6 +344,15 @@ def _resume(request: RunRequest, run_name: str, *, dry_run: bool) -> NoReturn:
     resume_request = request_to_resume(None if run_name == AUTO else Path(run_name), request)
     if dry_run:
         _launch(resume_request, LaunchPlan(specs=resume_request.specs, notes=()), dry_run=True)
+    if resume_request.resume_in is not None and resume_request.engine is not None:
+        from nsa_harness.commands.distribute import run_distributed
+        from nsa_harness.commands.engine_job import check_engine
+        from nsa_harness.supervisor.storage.rundir import RunDir
+
+        run = RunDir(resume_request.resume_in)
+        if run.directory.is_file(run.hosts):
+            choice = resume_request.engine
+            raise typer.Exit(run_distributed(resume_request, choice, check_engine(choice)))
     raise typer.Exit(run_all(resume_request))
 
 

@@ -6,7 +6,7 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -27,8 +27,17 @@ from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.plan import EngineChoice, Launcher, RunSpec, Skip
 from nsa_harness.core.report import Outcome
 from nsa_harness.engine import engine_named
-from nsa_harness.engine.interface import Engine, EngineError, Job, JobHandle, JobState, JobStatus, Unreachable
-from nsa_harness.engine.site import Site
+from nsa_harness.engine.interface import (
+    Capabilities,
+    Engine,
+    EngineError,
+    Job,
+    JobHandle,
+    JobState,
+    JobStatus,
+    Unreachable,
+)
+from nsa_harness.engine.site import Site, place_of_setting
 from nsa_harness.errors import UsageError
 from nsa_harness.protocol import ENV_FAULT, ENV_PREFIX
 from nsa_harness.supervisor.launch.launcher import torchrun_command
@@ -49,17 +58,32 @@ def site_of(choice: EngineChoice) -> Site:
     return Site.model_validate_json(choice.site)
 
 
-def check_engine(choice: EngineChoice) -> Engine:
-    """Return the chosen engine. Raise UsageError if it cannot be used here or has too few nodes or GPUs."""
+def check_engine(choice: EngineChoice, site_file: Path | None = None, given: Collection[str] = ()) -> Engine:
+    """Return the chosen engine. Raise UsageError if it cannot be used here, or cannot fulfil a setting.
+
+    The error names the line of `site_file`, unless the command line has an option for the setting. `given`: the keys
+    for which it has one.
+    """
     engine = engine_named(choice.name, site_of(choice))
     offer = engine.capabilities()
     if offer.missing:
         raise UsageError(f"--engine {choice.name}: {offer.missing}")
-    if offer.nodes is not None and choice.nodes > offer.nodes:
-        raise UsageError(f"--nodes: {choice.nodes} nodes, but --engine {choice.name} has only {offer.nodes}")
-    if offer.gpus_per_node is not None and choice.gpus_per_node > offer.gpus_per_node:
-        raise UsageError(f"--gpus-per-node: {choice.gpus_per_node}, but a node has at most {offer.gpus_per_node}")
+    mistakes = [*_too_much(choice, offer), *engine.mistakes(choice.nodes, choice.gpus_per_node)]
+    if mistakes:
+        raise UsageError("\n".join(_mistake_text(key, text, site_file, given) for key, text in mistakes))
     return engine
+
+
+def _too_much(choice: EngineChoice, offer: Capabilities) -> Iterator[tuple[str, str]]:
+    if offer.nodes is not None and choice.nodes > offer.nodes:
+        yield "nodes", f"{choice.nodes} nodes, but --engine {choice.name} has only {offer.nodes}"
+    if offer.gpus_per_node and choice.gpus_per_node > offer.gpus_per_node:
+        yield "gpus_per_node", f"{choice.gpus_per_node}, but a node has at most {offer.gpus_per_node}"
+
+
+def _mistake_text(key: str, text: str, site_file: Path | None, given: Collection[str]) -> str:
+    place = None if site_file is None or key in given else place_of_setting(site_file, key)
+    return f"--{key.replace('_', '-')}: {text}" if place is None else f"{place}: {key}: {text}"
 
 
 def check_nodes(spec: RunSpec, choice: EngineChoice) -> None:
@@ -152,19 +176,21 @@ class EngineAttempt:
         shown_spec = self.attempt.redaction.spec(replace(self.spec, scenario=self.attempt.path.name))
         if job is None:
             job = self._found_or_submitted()
+        elif job.status is None:
+            job = replace(job, cancelled=False)  # if an earlier session tried to cancel it, it did not see the end
         self.session.broadcast(lambda listener: listener.on_launch(shown_spec))
         job = self._follow(job) if job.status is None else job
         if job.status is None:
-            reason = f"nsa-harness no longer follows job {job.handle.id}, which goes on; --resume follows it again"
-            return self._interrupted(reason)
+            cancel = self.engine.cancel_command(job.handle)
+            what = "does not wait for the end of" if job.cancelled else "no longer follows"
+            goes_on = "which may not have been cancelled" if job.cancelled else "which goes on"
+            reason = (
+                f"nsa-harness {what} job {job.handle.id}, {goes_on}; --resume follows it again, and `{cancel}` cancels"
+                " it"
+            )
+            return unjudged(self.spec, self.attempt, self.number, reason, Cause.INTERRUPTED, self.choice)
         adopt_evidence(self.attempt)
-        if job.cancelled:
-            reason = f"job {job.handle.id} was cancelled, because nsa-harness was interrupted"
-            return self._interrupted(reason)
         return with_job_state(self.attempt, self.spec, self.number, job, self._judge)
-
-    def _interrupted(self, reason: str) -> Outcome:
-        return unjudged(self.spec, self.attempt, self.number, reason, Cause.INTERRUPTED, self.choice)
 
     def _judge(self) -> Outcome:
         from nsa_harness.commands.judge import judge_attempt
@@ -189,7 +215,7 @@ class EngineAttempt:
         return stored
 
     def _follow(self, job: StoredJob) -> StoredJob:
-        """Follow the job until it has ended. The status stays None if the user closed the terminal."""
+        """Follow the job until it has ended. The status stays None if the user closed the terminal or is impatient."""
         running_since_s: float | None = None
         while True:
             status = self._poll(job)
@@ -201,7 +227,7 @@ class EngineAttempt:
             if status is not None and status.state is JobState.RUNNING:
                 if running_since_s is None:
                     running_since_s = now_s
-                    job = replace(job, queue_s=round(now_s, 1))
+                    job = replace(job, queue_s=round(now_s, 1), has_started=True)
                     write_job(self.attempt, job)
                 self._show_stalls()
                 deadline_s = self.spec.limits.deadline_s
@@ -212,11 +238,12 @@ class EngineAttempt:
             if self.session.interruption.count and not job.cancelled:
                 job = replace(job, cancelled=True)
                 write_job(self.attempt, job)
+                self._show("cancelling", "nsa-harness was interrupted", job)
                 self._cancel(job)
                 self._began_s = time.monotonic()
             is_impatient = self.session.interruption.count > 1
             if job.cancelled and (is_impatient or time.monotonic() - self._began_s > _CANCEL_S):
-                return replace(job, status=JobStatus(state=JobState.LOST, reason="it did not end after scancel"))
+                return job
             self._wait(now_s, until_interrupted=not job.cancelled)
 
     def _poll(self, job: StoredJob) -> JobStatus | None:
@@ -225,6 +252,10 @@ class EngineAttempt:
         except Unreachable as error:
             self._show("unknown", str(error), job)
             return None
+        if job.cancelled and not status.state.has_ended:
+            return status
+        if job.cancelled and status.state is JobState.CANCELLED:
+            status = replace(status, reason="nsa-harness cancelled it")
         self._show(status.state, status.reason or status.nodes, job)
         return status
 

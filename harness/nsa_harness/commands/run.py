@@ -189,6 +189,7 @@ def rejudge(
 
 def _report_again(run: RunDir) -> Report:
     """Judge a stored run again, and update its output files unless they are read-only."""
+    from nsa_harness.commands.distribute import append_stored_hosts
     from nsa_harness.core.outcome.outcome import skipped_outcome
 
     attempts = list(run.attempts())
@@ -204,6 +205,7 @@ def _report_again(run: RunDir) -> Report:
     report = report_of(run, record, [*_judge_or_error(run, record), *skips])
     if os.access(run.path, os.W_OK):
         write_report(run, report, _search(run))
+        append_stored_hosts(run, record, report.outcomes)
         redact_run(run)
     return report
 

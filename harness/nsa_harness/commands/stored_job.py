@@ -15,7 +15,7 @@ from nsa_harness.core.diagnosis.explanation import make_finding
 from nsa_harness.core.outcome.outcome import unjudged_outcome
 from nsa_harness.core.plan import EngineChoice, RunSpec
 from nsa_harness.core.report import Outcome, Status
-from nsa_harness.engine.interface import OUTPUT, JobHandle, JobStatus
+from nsa_harness.engine.interface import OUTPUT, JobHandle, JobState, JobStatus
 from nsa_harness.errors import StoredRunError
 from nsa_harness.supervisor.storage.adapters import json_text, type_adapter
 from nsa_harness.supervisor.storage.recordings import RECORDINGS
@@ -37,6 +37,7 @@ class StoredJob:
     handle: JobHandle
     status: JobStatus | None = None  # None: the job has not ended, or nobody has looked since
     queue_s: float = 0.0  # time in the queue, as it was followed
+    has_started: bool = False  # it was seen to run
     cancelled: bool = False  # by nsa-harness, because the user interrupted it
     choice: EngineChoice | None = None  # how the job was requested; None: stored by an old nsa-harness
 
@@ -121,6 +122,10 @@ def with_job_state(
     status = job.status
     if status is None:
         reason = f"job {job.handle.id} had not ended; nsa-harness run --resume={attempt.path.parent} follows it again"
+        return unjudged(spec, attempt, number, reason, Cause.INTERRUPTED, job.choice)
+    if job.cancelled and status.state is not JobState.COMPLETED:
+        in_queue = "" if job.has_started else " while it waited in the queue"
+        reason = f"job {job.handle.id} was cancelled{in_queue}, because nsa-harness was interrupted"
         return unjudged(spec, attempt, number, reason, Cause.INTERRUPTED, job.choice)
     outcome = judge() if attempt.nodes() else None
     if outcome is not None and (outcome.verdict.status in _JUDGED or not status.state.is_abnormal):

@@ -148,6 +148,12 @@ class Engine(Protocol):
     def capabilities(self) -> Capabilities:
         """Return what this engine offers at the moment."""
 
+    def mistakes(self, nodes: int, gpus_per_node: int) -> Iterator[tuple[str, str]]:
+        """Yield the key and what is wrong with it for each setting of the site that this engine cannot fulfil.
+
+        `nodes` and `gpus_per_node` are what each job asks for.
+        """
+
     def idle_nodes(self) -> Sequence[str]:
         """Return the names of the nodes that run no job at the moment. Raise EngineError if they are not known."""
 
@@ -165,6 +171,9 @@ class Engine(Protocol):
 
     def exec_on_nodes(self, handle: JobHandle, command: Sequence[str]) -> Iterator[NodeOutput]:
         """Run a command once on each node of a running job, and yield what it printed."""
+
+    def cancel_command(self, handle: JobHandle) -> str:
+        """Return the command with which a person would cancel the job."""
 
     def cancel(self, handle: JobHandle) -> None:
         """End a job. Nothing happens if it has already ended."""

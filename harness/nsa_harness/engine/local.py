@@ -50,6 +50,9 @@ class LocalEngine:
     def capabilities(self) -> Capabilities:
         return Capabilities(nodes=1)
 
+    def mistakes(self, nodes: int, gpus_per_node: int) -> Iterator[tuple[str, str]]:  # noqa: ARG002
+        yield from ()
+
     def idle_nodes(self) -> Sequence[str]:
         return [socket.gethostname()]
 
@@ -116,6 +119,9 @@ class LocalEngine:
             errors="replace", check=False,
         )  # fmt: skip
         yield NodeOutput(node=handle.facts["host"], text=result.stdout, status=result.returncode)
+
+    def cancel_command(self, handle: JobHandle) -> str:
+        return f"pkill -TERM --session {handle.id}"
 
     def cancel(self, handle: JobHandle) -> None:
         process = self._process(handle)

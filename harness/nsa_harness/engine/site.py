@@ -3,20 +3,48 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from nsa_harness.core.scenario.checks import parse_model
-from nsa_harness.core.scenario.yaml_tree import Origin, from_plain, parse_yaml
+from nsa_harness.core.scenario.yaml_tree import Origin, from_plain, origin_of, parse_yaml, value_text
+from nsa_harness.engine.slurm_facts import parse_time_limit
 from nsa_harness.errors import ScenarioError, UsageError
 
 _SIZE_LIMIT_BYTES = 1_000_000
 _Count = Annotated[int, Field(ge=1, le=100_000)]
-_Word = Annotated[str, StringConstraints(pattern=r"^[^\s\"'`$\\]+$")]  # is written into a script as it is
-_Line = Annotated[str, StringConstraints(pattern=r"^[^\n\r]+$")]
-_Variable = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+
+
+def _matching(pattern: str, expected: str) -> AfterValidator:
+    """Return a check of a text, whose error says what was expected."""
+
+    def check(text: str) -> str:
+        if re.fullmatch(pattern, text) is None:
+            raise ValueError(f"expected {expected}, got {value_text(text)}")
+        return text
+
+    return AfterValidator(check)
+
+
+def _time_limit(text: str) -> str:
+    try:
+        parse_time_limit(text)
+    except ValueError:
+        forms = 'minutes ("90"), hours ("04:00:00"), or days and hours ("2-12")'
+        raise ValueError(f"expected {forms}, got {value_text(text)}") from None
+    return text
+
+
+_Word = Annotated[  # is written into a script as it is
+    str, _matching(r"[^\s\"'`$\\]+", "one word without spaces, quotes, dollars and backslashes")
+]
+_Line = Annotated[str, _matching(r"[^\n\r]+", "a single line")]
+_Variable = Annotated[str, _matching(r"[A-Za-z_][A-Za-z0-9_]*", "the name of a variable, such as NCCL_DEBUG")]
+_Directive = Annotated[str, _matching(r"--[^\n\r]+", "an option of sbatch, such as --qos=high")]
+_TimeLimit = Annotated[str, AfterValidator(_time_limit)]
 
 
 class Site(BaseModel):
@@ -31,8 +59,8 @@ class Site(BaseModel):
     constraint: _Word | None = None
     gpus_per_node: _Count | None = None
     cpus_per_node: _Count | None = None
-    time_limit: _Word | None = None  # as `sbatch --time` takes it
-    directives: tuple[Annotated[str, StringConstraints(pattern=r"^--[^\n\r]+$")], ...] = ()  # further lines of #SBATCH
+    time_limit: _TimeLimit | None = None  # as `sbatch --time` takes it
+    directives: tuple[_Directive, ...] = ()  # further lines of #SBATCH
     srun: tuple[_Word, ...] = ()  # further options of srun
     setup: tuple[_Line, ...] = ()  # shell commands before the job, such as `module load cuda`
     env: dict[_Variable, str] = Field(default_factory=dict)
@@ -55,6 +83,14 @@ def site_settings(path: Path | None, options: dict[str, str | int]) -> Site:
     if changed is None:
         raise UsageError("\n".join(f"--{one.key.replace('_', '-')}: {one.message}" for one in mistakes))
     return changed
+
+
+def place_of_setting(path: Path, key: str) -> str | None:
+    """Return the place of a key of a site file, such as "site.yaml:3:1", or None if the file does not have it."""
+    root = parse_yaml(path.read_text(encoding="utf-8"), str(path)).root
+    if root is None or not isinstance(root.content, dict) or key not in root.content:
+        return None
+    return str(origin_of(root, (key,)))
 
 
 def read_site(path: Path) -> Site:

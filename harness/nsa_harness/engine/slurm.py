@@ -24,7 +24,17 @@ from nsa_harness.engine.interface import (
     Unreachable,
 )
 from nsa_harness.engine.site import Site
-from nsa_harness.engine.slurm_output import parse_gpus, parse_job_id, parse_sacct, parse_show_job
+from nsa_harness.engine.slurm_facts import (
+    NodeFacts,
+    Partition,
+    feature_names,
+    parse_nodes,
+    parse_partitions,
+    parse_time_limit,
+)
+from nsa_harness.engine.slurm_output import parse_job_id, parse_sacct, parse_show_job
+from nsa_harness.errors import did_you_mean
+from nsa_harness.texts.words import plural, seconds
 
 _TIMEOUT_S = 60.0
 _UNKNOWN_JOB = "Invalid job id"
@@ -47,15 +57,70 @@ class SlurmEngine:
     def capabilities(self) -> Capabilities:
         if shutil.which("sbatch") is None:
             return Capabilities(missing="there is no sbatch on PATH; start nsa-harness on a login node of the cluster")
-        partition = [f"--partition={self.site.partition}"] if self.site.partition else []
         try:
-            nodes = _slurm("sinfo", "--noheader", "--Node", "--format=%N %G", *partition).splitlines()
+            nodes = self._nodes()
         except EngineError as error:
             return Capabilities(missing=str(error))
+        if not nodes and not self.site.partition:
+            return Capabilities(missing="no node is known")
+        return Capabilities(nodes=len(nodes) or None, gpus_per_node=max((node.gpus for node in nodes), default=None))
+
+    def mistakes(self, nodes: int, gpus_per_node: int) -> Iterator[tuple[str, str]]:
+        site, known = self.site, self._partitions()
+        names = [partition.name for partition in known]
+        for name in (site.partition or "").split(",") if site.partition and known else ():
+            if name not in names:
+                yield "partition", f'no partition "{name}"; there are {", ".join(names)}{did_you_mean(name, names)}'
+                return  # the other settings depend on it
+        chosen = self._chosen()
+        where = f"the partition {' or '.join(partition.name for partition in chosen)}"
+        if chosen and all(partition.max_nodes is not None and partition.max_nodes < nodes for partition in chosen):
+            most = max(partition.max_nodes or 0 for partition in chosen)
+            yield "nodes", f"{nodes} nodes, but {where} gives a job at most {most}"
+        longest_s = _longest_s(chosen)
+        if site.time_limit and longest_s is not None and (parse_time_limit(site.time_limit) or math.inf) > longest_s:
+            yield "time_limit", f"{site.time_limit}, but {where} gives a job at most {seconds(longest_s)}"
+        yield from self._mistakes_about_nodes(where, gpus_per_node)
+
+    def _mistakes_about_nodes(self, where: str, gpus_per_node: int) -> Iterator[tuple[str, str]]:
+        nodes = self._nodes()
         if not nodes:
-            return Capabilities(missing=f"no partition {self.site.partition}" if partition else "no node is known")
-        names = {line.partition(" ")[0] for line in nodes}
-        return Capabilities(nodes=len(names), gpus_per_node=parse_gpus("\n".join(nodes)))
+            return
+        if gpus_per_node and not any(node.gpus for node in nodes):
+            yield "gpus_per_node", f"{gpus_per_node}, but no node of {where} has GPUs that Slurm knows"
+        cpus = max(node.cpus for node in nodes)
+        if self.site.cpus_per_node is not None and self.site.cpus_per_node > cpus:
+            yield (
+                "cpus_per_node",
+                f"{self.site.cpus_per_node}, but a node of {where} has at most {plural(cpus, 'core')}",
+            )
+        features = sorted({feature for node in nodes for feature in node.features})
+        for name in feature_names(self.site.constraint or ""):
+            if name not in features:
+                known = f"there are {', '.join(features)}" if features else "its nodes have no features"
+                message = f'no node of {where} has the feature "{name}"; {known}{did_you_mean(name, features)}'
+                yield "constraint", message
+
+    def _nodes(self) -> tuple[NodeFacts, ...]:
+        """Return the nodes of the partition, or of all partitions."""
+        partition = [f"--partition={self.site.partition}"] if self.site.partition else []
+        return parse_nodes(_slurm("sinfo", "--noheader", "--Node", "--format=%N|%c|%G|%f", *partition))
+
+    def _partitions(self) -> tuple[Partition, ...]:
+        """Return all partitions, or () if they are not known at the moment."""
+        try:
+            return parse_partitions(_slurm("scontrol", "show", "partition", "-o"))
+        except EngineError:
+            return ()
+
+    def _chosen(self) -> tuple[Partition, ...]:
+        """Return the partitions in which a job may run."""
+        names = (self.site.partition or "").split(",")
+        return tuple(
+            partition
+            for partition in self._partitions()
+            if (partition.name in names if self.site.partition else partition.is_default)
+        )
 
     def idle_nodes(self) -> Sequence[str]:
         partition = [f"--partition={self.site.partition}"] if self.site.partition else []
@@ -69,7 +134,7 @@ class SlurmEngine:
         srun = shlex.join(["srun", "--kill-on-bad-exit=0", *job.site.srun])
         lines = [
             "#!/bin/bash",
-            *(f"#SBATCH {directive}" for directive in _directives(job)),
+            *(f"#SBATCH {directive}" for directive in _directives(job, _longest_s(self._chosen()))),
             "# nsa-harness wrote this script. `sbatch` on this file repeats the run by hand.",
             "set -u",
             *job.site.setup_commands(),
@@ -126,6 +191,9 @@ class SlurmEngine:
                 output = file.with_suffix("").read_text(errors="replace")
                 yield NodeOutput(node=file.stem, text=output, status=int(file.read_text() or 1))
 
+    def cancel_command(self, handle: JobHandle) -> str:
+        return f"scancel {handle.id}"
+
     def cancel(self, handle: JobHandle) -> None:
         try:
             _slurm("scancel", handle.id, env=_at(handle))
@@ -134,7 +202,14 @@ class SlurmEngine:
                 raise
 
 
-def _directives(job: Job) -> Iterator[str]:
+def _longest_s(partitions: Sequence[Partition]) -> float | None:
+    """Return how long a job may run in one of the partitions, or None without a limit."""
+    limits = [partition.max_time_s for partition in partitions]
+    return None if None in limits else max((limit for limit in limits if limit is not None), default=None)
+
+
+def _directives(job: Job, longest_s: float | None) -> Iterator[str]:
+    """Yield the options of sbatch. `longest_s`: how long a job may run in its partition."""
     site = job.site
     yield f"--job-name={job.name}"
     yield f"--nodes={job.nodes}"
@@ -158,7 +233,9 @@ def _directives(job: Job) -> Iterator[str]:
     if site.time_limit:
         yield f"--time={site.time_limit}"
     elif job.limit_s is not None:
-        yield f"--time={math.ceil((job.limit_s + _LIMIT_MARGIN_S) / 60)}"
+        minutes = math.ceil((job.limit_s + _LIMIT_MARGIN_S) / 60)
+        # With more time than the partition allows, the job would never start.
+        yield f"--time={minutes if longest_s is None else min(minutes, max(1, int(longest_s // 60)))}"
     yield from site.directives
 
 

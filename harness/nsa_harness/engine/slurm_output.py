@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from nsa_harness.engine.interface import JobState, JobStatus
+from nsa_harness.engine.slurm_reasons import NO_REASON, reason_text
 
 _STATES = {
     "PENDING": JobState.PENDING,
@@ -37,27 +38,6 @@ _STATES = {
     "REQUEUE_FED": JobState.REQUEUED,
     "SPECIAL_EXIT": JobState.REQUEUED,
 }
-_REASONS = {
-    "Resources": "it waits for free nodes",
-    "Priority": "jobs with a higher priority are before it in the queue",
-    "Dependency": "it waits for another job",
-    "BeginTime": "its begin time has not come",
-    "Licenses": "it waits for a license",
-    "JobHeldUser": "it is held; `scontrol release` lets it start",
-    "JobHeldAdmin": "an administrator holds it",
-    "Reservation": "it waits for its reservation",
-    "PartitionDown": "the partition is down",
-    "PartitionInactive": "the partition is inactive",
-    "PartitionTimeLimit": "it asks for more time than the partition allows, so it never starts",
-    "PartitionNodeLimit": "it asks for more nodes than the partition has or allows, so it never starts",
-    "BadConstraints": "no node has what it asks for, so it never starts",
-    "NodeDown": "a node that it needs is down",
-    "QOSMaxJobsPerUserLimit": "the limit of running jobs per user is reached",
-    "AssocMaxJobsLimit": "the limit of running jobs of the account is reached",
-    "AssocGrpCpuLimit": "the limit of cores of the account is reached",
-    "AssocGrpGRES": "the limit of GPUs of the account is reached",
-    "JobArrayTaskLimit": "as many tasks of its array are running as its throttle allows",
-}
 _ENDINGS = {
     JobState.TIMEOUT: "Slurm ended the job at its time limit",
     JobState.NODE_FAIL: "a node of the job failed",
@@ -69,7 +49,6 @@ _ENDINGS = {
 _FIELD = re.compile(
     r"(?:^|\s)(JobId|ArrayJobId|ArrayTaskId|JobState|Reason|ExitCode|NodeList|Restarts)=(\S*)", re.MULTILINE
 )
-_MISSING = ("", "None", "(null)", "None assigned")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,7 +89,7 @@ def _shown_records(text: str, job_id: str) -> Iterator[_Record]:
                 state=state,
                 reason=fields.get("Reason", ""),
                 exit_code=_exit_code(fields.get("ExitCode", "")),
-                nodes="" if fields.get("NodeList", "") in _MISSING else fields["NodeList"],
+                nodes="" if fields.get("NodeList", "") in NO_REASON else fields["NodeList"],
             )
 
 
@@ -130,7 +109,7 @@ def parse_sacct(text: str, job_id: str) -> JobStatus | None:
         name, state, exit_code, nodes = (*line.split("|"), "", "", "", "")[:4]
         known = _STATES.get(state.partition(" ")[0])  # "CANCELLED by 1000"
         if known is not None and (name == job_id or name.startswith(f"{job_id}_")):
-            nodes = "" if nodes in _MISSING else nodes
+            nodes = "" if nodes in NO_REASON else nodes
             record = _Record(state=known, reason="", exit_code=_exit_code(exit_code), nodes=nodes)
             if name == job_id:
                 records = []  # a requeued job has several lines, of which the last one counts
@@ -158,25 +137,9 @@ def _severity(state: JobState) -> int:
     return {JobState.COMPLETED: 0, JobState.FAILED: 1}.get(state, 2)
 
 
-def reason_text(reason: str) -> str:
-    """Return the reason why a job is pending, in words if it is a common one."""
-    if reason in _MISSING:
-        return ""
-    name, _, nodes = reason.partition(",_UnavailableNodes:")
-    if name == "ReqNodeNotAvail":
-        return f"nodes that it needs are not available{f': {nodes}' if nodes else ''}"
-    return f"{_REASONS[name]} ({name})" if name in _REASONS else reason.replace("_", " ")
-
-
 def _exit_code(text: str) -> int | None:
     """Return the exit status from "7:0", or -15 from "0:15", which stands for a signal."""
     match = re.fullmatch(r"([0-9]+):([0-9]+)", text)
     if match is None:
         return None
     return -int(match[2]) if int(match[2]) else int(match[1])
-
-
-def parse_gpus(text: str) -> int | None:
-    """Return the most GPUs of a node from what `sinfo --format=%G` prints, or None if it names none."""
-    counts = [int(number) for number in re.findall(r"\bgpu(?::[A-Za-z][\w.-]*)?:([0-9]+)", text)]
-    return max(counts, default=None)

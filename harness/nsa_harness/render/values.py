@@ -13,6 +13,7 @@ from nsa_harness.texts import words
 _MAX_COLUMNS = 8  # if more ranks have values, equal values share one text
 _MAX_ON_LINE = 6
 _MAX_CELL = 40  # characters of a value on the terminal
+_SHORT = 12  # characters of a value that is easier to read once for each rank
 _BETWEEN_RANKS, _BETWEEN_NAMES = " | ", "     "
 _NONE = "-"  # the rank has no such value
 
@@ -20,7 +21,8 @@ _NONE = "-"  # the rank has no such value
 def values_line(outcome: Outcome, columns: int) -> str:
     """Return the most telling values as one line, such as "stopper.bad  3 | 1 | 1     stopper.patience  3 | 3 | 3".
 
-    The values of a name are in the order of the ranks. As many names are shown as fit into `columns`, but at least one.
+    The values of a name are in the order of the ranks; a long value that all ranks share is shown once. As many names
+    are shown as fit into `columns`, but at least one.
     Return "" if there are no values.
     """
     ranks = _ranks(outcome.values)
@@ -28,7 +30,7 @@ def values_line(outcome: Outcome, columns: int) -> str:
     line = ""
     for value in deciding[:_MAX_ON_LINE]:
         cells = list(_cells(value, ranks))
-        shown = _BETWEEN_RANKS.join(map(_cropped, cells) if len(cells) > 1 else cells)
+        shown = _on_line(cells)
         text = f"{value.name}  {shown}{', ' if shown else ''}{_origin(value)}".rstrip(", ")
         longer = f"{line}{_BETWEEN_NAMES}{text}" if line else text
         if line and cell_len(longer) > columns:
@@ -53,6 +55,15 @@ def values_table(outcome: Outcome) -> tuple[tuple[str, ...], list[tuple[str, ...
     ]
     columns = [words.ranks([rank]) for rank in ranks] if len(ranks) <= _MAX_COLUMNS else ["values"]
     return ("name", *columns, "where", "role"), rows
+
+
+def _on_line(cells: Sequence[str]) -> str:
+    """Return the values of all ranks as one text. A long value that all of them share is shown once."""
+    if len(cells) < 2:
+        return "".join(cells)
+    if len(set(cells)) == 1 and len(cells[0]) > _SHORT:
+        return f"{_cropped(cells[0])} on all ranks"
+    return _BETWEEN_RANKS.join(map(_cropped, cells))
 
 
 _ROLE = {True: "decides", False: "differs"}

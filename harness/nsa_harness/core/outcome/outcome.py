@@ -175,9 +175,9 @@ def _last_status(evidence: Evidence, rank: RankEvidence, culprit: Culprit | None
     event = rank.status_file.latest_training_event or rank.status_file.latest_event if rank.status_file else None
     # A module without a name has a number, which is not shown.
     place = f"{event.kind} {'' if event.name.isdigit() else event.name}".strip() if event else "nothing recorded"
-    place = "its exit" if event and event.kind == "exit" else place
+    place = _SHUTDOWN if event and event.kind == "exit" else place
     exited = rank.exit is not None and not rank.exit.during_teardown
-    blocked_in = f"{exit_text(rank.exit.status)} · last in {place}" if rank.exit and exited else place
+    blocked_in = _after_its_end(rank, rank.exit.status, place) if rank.exit and exited else place
     return RankStatus(
         rank=rank.rank,
         blocked_in=_ending_from_files(rank) if evidence.ending is Ending.POST_MORTEM else blocked_in,
@@ -186,6 +186,20 @@ def _last_status(evidence: Evidence, rank: RankEvidence, culprit: Culprit | None
         is_culprit=_is_culprit(rank.rank, culprit),
         coordinates=coordinates(rank.rank, meshes(evidence)),
     )
+
+
+def _after_its_end(rank: RankEvidence, status: int | None, place: str) -> str:
+    """Return how a rank ended, and where it was before. Its shutdown says nothing, so its exception is shown then."""
+    if place != _SHUTDOWN:
+        return f"{exit_text(status)} · last in {place}"
+    if rank.exception is not None:
+        return f"raised {rank.exception.type} · {exit_text(status)}"
+    was_killed = status is not None and status < 0
+    return f"{exit_text(status)}{_DURING_SHUTDOWN if was_killed else ''}"
+
+
+_SHUTDOWN = "its exit"
+_DURING_SHUTDOWN = " during interpreter shutdown"
 
 
 def _ending_from_files(rank: RankEvidence) -> str:

@@ -125,6 +125,7 @@ class RunDir:
         self.worktrees = path / "worktrees"  # checkouts of commits, while the bisection is running
         self.mixtures = path / "mixtures"  # intermediate configurations of two config files or environments
         self.repro = path / "repro"  # the failing configuration as a script
+        self.hosts = path / "hosts.json"  # what a search for bad hosts compares
         # Files of a claim.
         self.claim_state = path / "claim_state.json"  # the inputs of the claim, and whether it has finished
         self.trials = path / "trials.jsonl"  # the results of its runs
