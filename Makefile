@@ -19,7 +19,7 @@ test-gpu:  ## what needs a GPU: half types, long sequences, NCCL; with two GPUs 
 	$(PYTHON) -m pytest -q -m "gpu or multi_gpu"
 
 cluster-test:  ## what needs Slurm, on a real cluster that the tests start on this machine; installs Debian's packages
-	tools/install_slurm.sh
+	tools/install_slurm.sh --all
 	$(PYTHON) -m pytest -q -rs -n0 -m cluster tests/engine
 
 evaluate:  ## rescore all stored evidence; say what is not as committed (`--write` of python -m evaluation score writes it)

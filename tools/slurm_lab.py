@@ -2,10 +2,11 @@
 
 The cluster has one controller and two or more nodes with two cores and four pretended GPUs each. All its files are in
 one directory, and all its daemons run as root on 127.0.0.1. The Debian packages slurmctld, slurmd, slurm-client and
-munge must be installed; `make cluster-test` installs them.
+munge must be installed; `make cluster-test` installs them. With accounting, slurmdbd and mariadb-server are needed too.
 
     python tools/slurm_lab.py up /tmp/lab          # prints the variables that the commands of Slurm need
     python tools/slurm_lab.py down /tmp/lab
+    python tools/slurm_lab.py up /tmp/lab --accounting
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PROGRAMS = ("slurmctld", "slurmd", "munged", "sbatch", "scontrol", "squeue", "scancel", "srun")
+ACCOUNTING_PROGRAMS = ("slurmdbd", "sacct", "sacctmgr", "mariadbd", "mariadb-install-db")
 _CONF = """\
 ClusterName=lab
 SlurmctldHost={host}(127.0.0.1)
@@ -43,6 +45,8 @@ TaskPlugin=task/none
 SchedulerParameters=batch_sched_delay=0,sched_min_interval=0
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
 MpiDefault=none
 ReturnToService=2
 KillWait=10
@@ -54,13 +58,36 @@ GresTypes=gpu
 {nodes}
 PartitionName=main Nodes={names} Default=YES MaxTime=INFINITE State=UP
 PartitionName=short Nodes={names} MaxTime=1 State=UP
+PartitionName=urgent Nodes={names} MaxTime=INFINITE State=UP PriorityTier=10 PreemptMode=OFF
+{accounting}"""
+_ACCOUNTING = """\
+AccountingStorageType=accounting_storage/slurmdbd
+AccountingStorageHost=127.0.0.1
+AccountingStoragePort={port}
+AccountingStoragePass={home}/munge/socket
+"""
+_DBD_CONF = """\
+AuthType=auth/munge
+AuthInfo=socket={home}/munge/socket
+DbdHost={host}
+DbdAddr=127.0.0.1
+DbdPort={port}
+SlurmUser=root
+StorageType=accounting_storage/mysql
+StorageHost=127.0.0.1
+StoragePort={database_port}
+StorageUser=root
+StorageLoc=slurm
+LogFile={home}/log/slurmdbd.log
+PidFile={home}/slurmdbd.pid
 """
 _START_S, _STOP_S = 60.0, 30.0
 
 
-def missing_reason() -> str:
+def missing_reason(*, accounting: bool = False) -> str:
     """Return why no cluster can be started here, or "" if one can."""
-    missing = [name for name in PROGRAMS if shutil.which(name) is None]
+    programs = (*PROGRAMS, *(ACCOUNTING_PROGRAMS if accounting else ()))
+    missing = [name for name in programs if shutil.which(name) is None]
     if missing:
         return f"{missing[0]} is not installed; `make cluster-test` installs the Debian packages"
     return "" if os.geteuid() == 0 else "the daemons of Slurm must be started by root"
@@ -74,6 +101,7 @@ class SlurmLab:
     nodes: int = 2
     node_timeout_s: int = 10  # how long a node may be silent before its jobs end with NODE_FAIL
     forget_s: int = 300  # how long the controller knows a job that has ended
+    accounting: bool = False  # start slurmdbd with a database, so that sacct answers
 
     @property
     def names(self) -> list[str]:
@@ -86,7 +114,7 @@ class SlurmLab:
 
     def start(self) -> None:
         """Start all daemons, and wait until every node is idle. If that fails, stop them and raise RuntimeError."""
-        if reason := missing_reason():
+        if reason := missing_reason(accounting=self.accounting):
             raise RuntimeError(reason)
         for name in ("etc", "state", "log", "munge", *(f"spool.{node}" for node in self.names)):
             (self.home / name).mkdir(parents=True, exist_ok=True)
@@ -100,6 +128,8 @@ class SlurmLab:
                 "munged", ["munged", "--foreground", *(f"--{key}={munge / name}" for key, name in files.items())]
             )
             wait_until(lambda: (munge / "socket").is_socket(), "munged has no socket")
+            if self.accounting:
+                self._start_accounting()
             self._daemon("slurmctld", ["slurmctld", "-D", "-c", "-f", self.environment["SLURM_CONF"]])
             for node in self.names:
                 self.start_node(node)
@@ -113,13 +143,29 @@ class SlurmLab:
         if self._pid("slurmctld") and self.slurm("scancel", "--user=root") is not None:
             with contextlib.suppress(RuntimeError):
                 wait_until(lambda: self.slurm("squeue", "--noheader") == "", "jobs did not end", _STOP_S)
-        for name in [*(f"slurmd.{node}" for node in self.names), "slurmctld", "munged"]:
+        for name in [*(f"slurmd.{node}" for node in self.names), "slurmctld", "slurmdbd", "mariadbd", "munged"]:
             if pid := self._pid(name):
                 _end(pid)
         for pid in self.processes():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         wait_until(lambda: not self.processes(), "processes of the cluster did not end", _STOP_S)
+
+    def _start_accounting(self) -> None:
+        """Start a database and slurmdbd, and add this cluster to it."""
+        data, port = self.home / "database", _read_port(self.home / "etc" / "slurmdbd.conf")
+        own = ["--no-defaults", f"--datadir={data}", "--user=root"]
+        install = ["mariadb-install-db", *own, "--auth-root-authentication-method=normal", "--skip-test-db"]
+        if not data.exists():
+            subprocess.run(install, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=True)
+        network = ["--bind-address=127.0.0.1", f"--port={port}", f"--socket={self.home}/database.socket"]
+        self._daemon("mariadbd", ["mariadbd", *own, *network, "--innodb-buffer-pool-size=64M"])
+        wait_until(lambda: _answers(port), "the database does not answer")
+        # slurmdbd reads the configuration beside the one of the cluster, and no other user may read it.
+        (self.home / "etc" / "slurmdbd.conf").chmod(0o600)
+        self._daemon("slurmdbd", ["slurmdbd", "-D"])
+        added = ("sacctmgr", "--immediate", "add", "cluster", "lab")
+        wait_until(lambda: self.slurm(*added) is not None, "slurmdbd does not answer")
 
     def start_node(self, name: str) -> None:
         """Start the daemon of a node."""
@@ -144,10 +190,11 @@ class SlurmLab:
 
     def _belongs_here(self, pid: int) -> bool:
         command, environ = _proc(pid, "cmdline"), _proc(pid, "environ")
-        if f"--key-file={self.home}/munge/key" in command or f"-f {self.environment['SLURM_CONF']}" in command:
+        daemons = (f"--key-file={self.home}/munge/key", f"-f {self.environment['SLURM_CONF']}", f"{self.home}/database")
+        if any(text in command for text in daemons):
             return True
         # A shell in which a user works has SLURM_CONF too, but only a job has the name of its node.
-        is_job = "SLURMD_NODENAME=" in environ or command.startswith("slurmstepd")
+        is_job = "SLURMD_NODENAME=" in environ or command.startswith(("slurmstepd", "slurmdbd"))
         return is_job and f"SLURM_CONF={self.environment['SLURM_CONF']}" in environ
 
     def _is_on(self, node: str, pid: int) -> bool:
@@ -157,16 +204,20 @@ class SlurmLab:
 
     def _write_configuration(self) -> None:
         host = socket.gethostname().partition(".")[0]
-        ports = _free_ports(self.nodes + 1)
+        ports = _free_ports(self.nodes + 3)
+        *_, dbd_port, database_port = ports
         nodes = "\n".join(
             f"NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs=2 RealMemory=8000 Gres=gpu:4"
-            for name, port in zip(self.names, ports[1:], strict=True)
+            for name, port in zip(self.names, ports[1:-2], strict=True)
         )
         conf = _CONF.format(
             host=host, home=self.home, controller_port=ports[0], nodes=nodes, names=",".join(self.names),
             node_timeout_s=self.node_timeout_s, forget_s=self.forget_s,
+            accounting=_ACCOUNTING.format(home=self.home, port=dbd_port) if self.accounting else "",
         )  # fmt: skip
         (self.home / "etc" / "slurm.conf").write_text(conf)
+        dbd = _DBD_CONF.format(home=self.home, host=host, port=dbd_port, database_port=database_port)
+        (self.home / "etc" / "slurmdbd.conf").write_text(dbd)
         # A pretended GPU needs a device file, and any four do.
         (self.home / "etc" / "gres.conf").write_text(f"NodeName={','.join(self.names)} Name=gpu File=/dev/tty[0-3]\n")
 
@@ -206,6 +257,16 @@ def _free_ports(count: int) -> list[int]:
         for one in sockets:
             one.bind(("127.0.0.1", 0))
         return [one.getsockname()[1] for one in sockets]
+
+
+def _read_port(configuration: Path) -> int:
+    lines = configuration.read_text().splitlines()
+    return next(int(line.partition("=")[2]) for line in lines if line.startswith("StoragePort="))
+
+
+def _answers(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 def _end(pid: int) -> None:
@@ -251,8 +312,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("action", choices=["up", "down"])
     parser.add_argument("home", type=Path)
+    parser.add_argument("--accounting", action="store_true", help="also start slurmdbd, so that sacct answers")
     arguments = parser.parse_args()
-    lab = SlurmLab(home=arguments.home.resolve())
+    lab = SlurmLab(home=arguments.home.resolve(), accounting=arguments.accounting)
     try:
         lab.start() if arguments.action == "up" else lab.stop()
     except RuntimeError as error:

@@ -164,7 +164,7 @@ def test_slurm_says_why_it_refuses_a_job(tmp_path: Path) -> None:
     site = Site(partition="mian")
     engine = engine_named("slurm", site)
     assert dict(engine.mistakes(1, 0)) == {
-        "partition": 'no partition "mian"; there are main, short; did you mean "main"?'
+        "partition": 'no partition "mian"; there are main, short, urgent; did you mean "main"?'
     }
     impossible = Job(
         name="test-refused", directory=tmp_path, nodes=1, ranks_per_node=1, agent=("env",), torchrun=(),

@@ -156,6 +156,46 @@ def test_a_node_that_fails_is_no_fault_of_the_program_and_the_job_is_repeated(
     assert (code, outcome["attempt"], outcome["verdict"]) == (0, 2, "PASS")
 
 
+def preempt(cluster: SlurmLab) -> str:
+    """Submit a job of the partition with the higher priority, which needs both nodes, and wait until it runs."""
+    job = cluster.slurm(
+        "sbatch", "--parsable", "--partition=urgent", "--nodes=2", "--exclusive", "--output=/dev/null",
+        "--wrap=sleep 900",
+    )  # fmt: skip
+    assert job is not None
+    wait_until(lambda: "JobState=RUNNING" in (cluster.slurm("scontrol", "show", "job", job) or ""), "not running", 120)
+    return job
+
+
+@pytest.mark.slow
+def test_a_preempted_job_is_no_fault_of_the_program_and_is_repeated(directory: Path, cluster: SlurmLab) -> None:
+    command = started(directory, "--retries-infra", "1")
+    urgent = preempt(cluster)
+    command.wait_for("preempted")
+    (directory / "stop").touch()
+    cluster.slurm("scancel", urgent)
+    code, outcome = command.end()
+    report = json.loads((directory / "reports" / "latest" / "report.json").read_text())
+    first = report["outcomes"][0]
+    assert (first["verdict"], first["cause"], first["final"]) == ("ERROR", "infra", False)
+    assert "Slurm ended the job for one with a higher priority" in first["summary"]
+    assert (code, outcome["attempt"], outcome["verdict"]) == (0, 2, "PASS")
+
+
+@pytest.mark.slow
+def test_a_job_that_slurm_requeues_is_followed_until_its_next_end(directory: Path, cluster: SlurmLab) -> None:
+    (directory / "site.yaml").write_text('directives: ["--requeue"]\n')
+    command = started(directory, "--site", "site.yaml")
+    urgent = preempt(cluster)
+    (directory / "stop").touch()
+    # It is pending again, and Slurm starts it 2 minutes after the requeue at the earliest.
+    wait_until(lambda: command.out.count("pending") > 1, f"not pending again: {command.out}", 200)
+    cluster.slurm("scancel", urgent)
+    code, outcome = command.end()
+    assert (code, outcome["verdict"], outcome["attempt"]) == (0, "PASS", 1), command.out
+    assert command.out.count("running: n[1-2]") == 2
+
+
 @pytest.mark.slow
 def test_the_time_limit_of_slurm_is_no_fault_of_the_program(directory: Path) -> None:
     (directory / "site.yaml").write_text('partition: short\ntime_limit: "1"\n')
@@ -194,7 +234,10 @@ def test_what_slurm_refuses_is_an_error_before_anything_runs(directory: Path) ->
     for words, text in (
         (["--nodes", "9"], "--nodes: 9 nodes, but --engine slurm has only 2"),
         (["--gpus-per-node", "5"], "--gpus-per-node: 5, but a node has at most 4"),
-        (["--partition", "mian"], '--partition: no partition "mian"; there are main, short; did you mean "main"?'),
+        (
+            ["--partition", "mian"],
+            '--partition: no partition "mian"; there are main, short, urgent; did you mean "main"?',
+        ),
         (["--site", "site.yaml"], 'site.yaml:2:1: partition: no partition "mian"'),
         (["--site", "site.yaml", "--partition", "short"], "site.yaml:1:1: cpus_per_node: 9, but a node"),
         (["--nodes", "2", "--ranks", "3"], "--nodes: 3 ranks cannot be divided equally among 2 nodes"),
