@@ -60,6 +60,24 @@ def test_a_job_that_was_refused_is_explained_by_what_the_engine_said(tmp_path: P
     assert (outcome.repeat_command or "").endswith("train/spec.json --engine slurm --nodes 2 --partition 'a b'")
 
 
+def test_report_repeats_that_a_job_was_refused(tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    for name in ("sbatch", "sinfo", "scontrol"):
+        text = "echo 'n1|2|(null)|(null)'" if name == "sinfo" else "echo 'sbatch: error: no such feature' >&2; exit 1"
+        (tmp_path / "bin" / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / "bin" / name).chmod(0o755)
+    env = {**os.environ, "PATH": f"{tmp_path}/bin:{os.environ['PATH']}"}
+    (tmp_path / "fails.py").write_text("raise SystemExit(3)\n")
+    for command in (["run", "fails.py", "--engine=slurm"], ["report"]):
+        result = subprocess.run(
+            [COMMAND[0], *command], cwd=tmp_path, env=env, capture_output=True, text=True, check=False
+        )
+        assert result.returncode == 125, result.stdout + result.stderr
+        said = " ".join(result.stdout.split())
+        assert "The job could not be submitted: sbatch: no such feature" in said
+        assert "nothing was started" in said
+
+
 def test_ranks_that_cannot_be_divided_are_refused_before_anything_is_written(tmp_path: Path) -> None:
     site = tmp_path / "site.yaml"
     site.write_text("hosts: {a: 10.0.0.1, b: 10.0.0.2}\nlauncher: false {host}\n")

@@ -38,7 +38,7 @@ from nsa_harness.engine.interface import (
     Unreachable,
 )
 from nsa_harness.engine.site import Site, place_of_setting
-from nsa_harness.errors import UsageError
+from nsa_harness.errors import StoredRunError, UsageError
 from nsa_harness.protocol import ENV_FAULT, ENV_PREFIX
 from nsa_harness.supervisor.launch.launcher import torchrun_command
 from nsa_harness.supervisor.storage.adapters import json_text
@@ -146,12 +146,23 @@ def run_on_engine(session: Session, spec: RunSpec, number: int, choice: EngineCh
     try:
         return EngineAttempt(session=session, spec=spec, attempt=attempt, number=number, choice=choice).run()
     except EngineError as error:
+        if not isinstance(error, Unreachable):
+            _store_refusal(attempt, choice, str(error))
         return refused(spec, attempt, number, str(error), choice)
     except Exception as error:
         with suppress(OSError):
             attempt.directory.append(session.run.log, attempt.redaction.text(traceback.format_exc()))
         reason = f"{type(error).__name__}: {error}; see {session.run.log.name}"
         return attempt.redaction.value(unjudged(spec, attempt, number, reason, Cause.HARNESS_ERROR, choice))
+
+
+def _store_refusal(attempt: AttemptDir, choice: EngineChoice, reason: str) -> None:
+    """Record that the engine refused a job, unless it has accepted the job before."""
+    with suppress(OSError, StoredRunError):
+        if read_job(attempt) is None:
+            handle = JobHandle(engine=choice.name, id="", directory=str(attempt.path))
+            status = JobStatus(state=JobState.LOST, reason="it was not submitted")
+            write_job(attempt, StoredJob(handle=handle, status=status, choice=choice, refusal=reason))
 
 
 @dataclass(kw_only=True)

@@ -40,6 +40,7 @@ class StoredJob:
     has_started: bool = False  # it was seen to run
     cancelled: bool = False  # by nsa-harness, because the user interrupted it
     choice: EngineChoice | None = None  # how the job was requested; None: stored by an old nsa-harness
+    refusal: str = ""  # why the engine did not start it
 
 
 def read_job(attempt: AttemptDir) -> StoredJob | None:
@@ -120,6 +121,8 @@ def with_job_state(
     evidence shows a PASS or proves a HANG.
     """
     status = job.status
+    if job.refusal:
+        return refused(spec, attempt, number, job.refusal, job.choice)
     if status is None:
         reason = f"job {job.handle.id} had not ended; nsa-harness run --resume={attempt.path.parent} follows it again"
         return unjudged(spec, attempt, number, reason, Cause.INTERRUPTED, job.choice)
