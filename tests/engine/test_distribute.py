@@ -224,6 +224,20 @@ def test_a_job_runs_only_on_its_nodes(tmp_path: Path) -> None:
     assert "HOST_NAME=n1" not in text
 
 
+def test_no_word_for_a_host_is_empty_because_ssh_would_lose_it(tmp_path: Path) -> None:
+    job = Job(
+        name="x", directory=tmp_path, nodes=3, ranks_per_node=1, agent=("env",), torchrun=("torchrun",),
+        as_module=False, program=("train.py",), env={}, cwd=tmp_path, limit_s=None, site=SITE,
+    )  # fmt: skip
+    text = engine_named("hosts", SITE).render(job).text
+    assert "HOST_NAME=n1 bash -s 1 none 0 &" in text
+    node = text.partition("<<'END_OF_NODE'\n")[2].partition("exec env")[0]
+    for address, local in (("none", ""), ("10.0.0.2", "--local-addr=10.0.0.2")):
+        script = f'{node}\necho ${{address:+"--local-addr=$address"}}'
+        command = ["bash", "-c", script, "bash", "1", address, "0"]
+        assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip() == local
+
+
 def run_program(directory: Path, bad: str, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [*COMMAND, str(PROGRAM), "--distribute=idle", "--jobs=2", *words, "--", bad], cwd=directory,

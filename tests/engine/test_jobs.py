@@ -261,11 +261,25 @@ def test_a_failed_job_is_verified_and_repeated_on_its_engine(tmp_path: Path) -> 
     assert "nsa-harness watch --shared" in plan.stdout
     assert plan.stdout.rstrip().endswith("fails.py")
     result = run(tmp_path, "--verify", str(failed))
-    assert (result.returncode, "NOT FIXED" in result.stdout) == (1, True), result.stdout + result.stderr
+    assert (result.returncode, "run 1 failed in" in result.stdout) == (1, True), result.stdout + result.stderr
     assert latest.resolve() != failed
     assert json.loads((latest / "fails" / "job.json").read_text())["handle"]["engine"] == "local"
     again = run(tmp_path, str(failed / "fails" / "spec.json"), "--engine", "local")
     assert again.returncode == 1, again.stdout + again.stderr
+
+
+def test_both_sides_of_a_claim_run_as_jobs(tmp_path: Path) -> None:
+    (tmp_path / "ends.py").write_text("import sys\nraise SystemExit(int(sys.argv[1]))\n")
+    words = ["claim", "ends.py", "--ranks", "1", "--engine", "local", "--arg=3,0", "--pairs", "1"]
+    result = subprocess.run(
+        [COMMAND[0], *words], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=280
+    )
+    assert result.returncode == 125, result.stdout + result.stderr  # one pair decides nothing
+    jobs = sorted((tmp_path / "reports" / "latest").glob("*/job.json"))
+    states = sorted(json.loads(job.read_text())["status"]["state"] for job in jobs)
+    assert states == ["completed", "failed"], result.stdout
+    refused = subprocess.run([COMMAND[0], *words, "--nodes", "2"], cwd=tmp_path, capture_output=True, check=False)
+    assert refused.returncode == 2
 
 
 def test_a_job_that_agents_observed_is_not_launched_on_one_machine(tmp_path: Path) -> None:

@@ -85,7 +85,7 @@ ADDED |= {
 }  # fmt: skip
 ADDED |= {"commands: run --retries-infra", "commands: run --distribute", *(
     f"commands: {name} --{option}"
-    for name in ("run", "bisect")
+    for name in ("run", "bisect", "claim")
     for option in ("engine", "nodes", "partition", "account", "constraint", "gpus-per-node", "site")
 )}  # fmt: skip
 ADDED |= {"commands: run --locked", "commands: lock", "commands: lock <[FILE.py|SCENARIO|KEY=VALUE]>", *(

@@ -214,6 +214,13 @@ def claim(
     pairs: Annotated[int, option("--pairs N", "At most N runs per side.", TEST, min=1, max=10_000)] = 100,
     dry_run: Annotated[bool, option("--dry-run", "Print both sides and launch nothing.", TEST)] = False,
     show_list: Annotated[bool, option("--list", "Print the ledger of all claims.", REPORT)] = False,
+    engine: EngineName = None,
+    nodes: Nodes = None,
+    partition: Partition = None,
+    account: Account = None,
+    constraint: Constraint = None,
+    gpus_per_node: GpusPerNode = None,
+    site: SiteFile = None,
     as_json: JsonLines = False,
     out: Out = None,
     probe: ProbeMode = Probe.FULL,
@@ -231,13 +238,17 @@ def claim(
         raise typer.Exit(show_ledger(out or Path("reports"), as_json=as_json))
     from nsa_harness.commands.claim import ClaimRequest, planned_claim, run_claim, show_plan
 
+    choice = engine_choice(
+        engine, site, nodes=nodes, partition=partition, account=account, constraint=constraint,
+        gpus_per_node=gpus_per_node,
+    )  # fmt: skip
     request = ClaimRequest(
         question=invocation_from_args(context, targets, script=script, ranks=ranks),
         options=run_options(out, probe, as_json=as_json, no_redact=no_redact, git_diff=git_diff, notify=notify),
         commits=None if commits is None else _split_pair("--commits", commits, "..", "main~3..main"),
         arg=None if arg is None else _split_pair("--arg", arg, ",", "--arg=--fp16,--bf16, or --arg=,--safe"),
         text=text, confidence=confidence, confidence_requested=is_given(context, "confidence"), most_pairs=pairs,
-        budget_s=parse_budget(budget),
+        budget_s=parse_budget(budget), facts=facts_of(choice), engine=choice,
     )  # fmt: skip
     if not dry_run:
         raise typer.Exit(run_claim(request))

@@ -12,6 +12,7 @@ from pathlib import Path
 from random import SystemRandom
 
 from nsa_harness import __version__
+from nsa_harness.commands.engine_job import check_nodes
 from nsa_harness.commands.experiment import Experiment, experiment_in, ledger_side, utc_now
 from nsa_harness.core.experiment.claim import (
     FIRST,
@@ -26,6 +27,7 @@ from nsa_harness.core.experiment.claim import (
 )
 from nsa_harness.core.experiment.statistics import control_runs
 from nsa_harness.core.experiment.trial import FAILED_STATUSES, ComputedNumber, Trial, make_trial
+from nsa_harness.core.plan import EngineChoice
 from nsa_harness.core.report import MachineFacts, Outcome
 from nsa_harness.errors import MissingNeed
 from nsa_harness.render.experiments import claim as shown
@@ -43,7 +45,6 @@ from nsa_harness.supervisor.experiments.cache_key import (
 from nsa_harness.supervisor.experiments.intermediate_configs import Worktrees, commit_of
 from nsa_harness.supervisor.experiments.journal import SearchDirectory, TrialJournal, open_search, search_state
 from nsa_harness.supervisor.launch.launcher import command_line, end_dead_runs
-from nsa_harness.supervisor.launch.machine import machine_facts
 from nsa_harness.supervisor.launch.planning import Invocation
 from nsa_harness.supervisor.launch.sides import COMMIT, LaunchSides, TreeOf, plan_sides
 from nsa_harness.supervisor.storage.adapters import json_object
@@ -70,16 +71,21 @@ class ClaimRequest:
     confidence_requested: bool  # --confidence was given, so more controls are run
     most_pairs: int  # at most this many runs per side
     budget_s: float | None  # for all launches together
+    facts: MachineFacts  # of this machine, with the GPUs of the engine
+    engine: EngineChoice | None  # runs each launch as a job; None: this machine runs it
 
 
 def run_claim(request: ClaimRequest) -> int:
     """Test a claim, write the output files, and return the exit code. Raise UsageError if the sides do not fit."""
-    facts = machine_facts()
+    facts = request.facts
     try:
-        planned = planned_claim(request, facts)
+        planned = planned_claim(request)
     except MissingNeed as error:
         _record_untested(request, facts, str(error))
         raise
+    if request.engine is not None:
+        check_nodes(planned.first.spec, request.engine)
+        check_nodes(planned.second.spec, request.engine)
     program = _program(request, planned)
     state = search_state(
         f"claim about {planned.scenario}", request.options.command, _cache_key(request, planned, program),
@@ -93,7 +99,9 @@ def run_claim(request: ClaimRequest) -> int:
         _sides_in(folder, request, facts, planned) as sides,
     ):
         journal, specs = TrialJournal(folder.run), (sides.first.spec, sides.second.spec)
-        with experiment_in(folder.run, request.options, specs, facts, journal.stored) as experiment:
+        with experiment_in(
+            folder.run, request.options, specs, facts, journal.stored, engine=request.engine
+        ) as experiment:
             claim = _claim(request, sides, folder)
             if folder.is_continued:
                 runs = words.plural(len(journal.stored), "run")
@@ -121,7 +129,7 @@ def _cache_key(request: ClaimRequest, sides: LaunchSides, program: LaunchedProgr
         LAUNCH_ENTRY: sealed_digest(*((spec.spec_hash, spec.expect, spec.limits) for spec in specs)),
         "what is claimed": sealed_digest(
             question.arguments, question.script, question.working_dir, request.arg, request.text, request.confidence,
-            request.confidence_requested, request.most_pairs, request.options.probe,
+            request.confidence_requested, request.most_pairs, request.options.probe, request.engine,
         ),
     }  # fmt: skip
 
@@ -187,9 +195,9 @@ def _claim(request: ClaimRequest, sides: LaunchSides, folder: SearchDirectory | 
     )  # fmt: skip
 
 
-def planned_claim(request: ClaimRequest, facts: MachineFacts | None = None) -> LaunchSides:
+def planned_claim(request: ClaimRequest) -> LaunchSides:
     """Return the two launches that a claim compares, without a checkout of any commit."""
-    return _sides(request, facts or machine_facts(), None)
+    return _sides(request, request.facts, None)
 
 
 def show_plan(request: ClaimRequest, sides: LaunchSides) -> None:

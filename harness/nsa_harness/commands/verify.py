@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from nsa_harness.commands.engine_job import check_engine, scripts
+from nsa_harness.commands.engine_job import check_engine, check_nodes, scripts
 from nsa_harness.commands.experiment import Experiment, ledger_side, open_experiment
 from nsa_harness.commands.run import judge_attempts
 from nsa_harness.commands.stored_job import engine_of
@@ -67,6 +67,7 @@ def run_verify(request: VerifyRequest) -> int:
         return 0
     if before.engine is not None:
         check_engine(before.engine)
+        check_nodes(before.spec, before.engine)
     end_dead_runs()
     with open_experiment(request.options, (before.spec,), machine_facts(), engine=before.engine) as experiment:
         return _verify(experiment, before)

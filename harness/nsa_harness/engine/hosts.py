@@ -18,6 +18,7 @@ from nsa_harness.errors import UsageError
 _FIRST_PORT, _PORTS = 20000, 20000
 _EXEC_S = 60.0
 _PID_FILE = "agent-{}.pid"
+_NO_ADDRESS = "none"  # of a host whose name is its address
 
 
 class HostsEngine(LocalEngine):
@@ -42,11 +43,12 @@ class HostsEngine(LocalEngine):
         address = self.site.rendezvous or self.site.hosts[hosts[0]] or hosts[0].rpartition("@")[2]
         port = _FIRST_PORT + int(hashlib.sha256(job.name.encode()).hexdigest(), 16) % _PORTS
         # torchrun finds out by the host's name which node hosts the meeting, which fails for some names.
-        options = ['"--rdzv-conf=is_host=$1"', '${2:+"--local-addr=$2"}']
+        options = ['"--rdzv-conf=is_host=$1"', '${address:+"--local-addr=$address"}']
         launches = []
         for host in hosts:
             is_first = str(int(host == hosts[0]))
-            arguments = shlex.join(["bash", "-s", is_first, self.site.hosts[host] or "", str(numbers[host])])
+            # ssh joins the words with blanks for a shell on the host, so an empty word would vanish.
+            arguments = shlex.join(["bash", "-s", is_first, self.site.hosts[host] or _NO_ADDRESS, str(numbers[host])])
             launches.append(f"node | {self._launcher(host)} {arguments} & agents+=($!)")
         return self._script(
             job,
@@ -56,6 +58,7 @@ class HostsEngine(LocalEngine):
                 "agents=()",
                 "node() { cat <<'END_OF_NODE'",
                 f"cd {shlex.quote(str(job.cwd))} || exit 1",
+                f'address="$2"; [ "$address" != {_NO_ADDRESS} ] || address=""',
                 *job.site.setup_commands(),
                 *job.exports(),
                 f"echo $$ > {shlex.quote(str(job.directory))}/{_PID_FILE.format('$3')}",
