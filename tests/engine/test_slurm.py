@@ -208,7 +208,7 @@ def test_a_job_that_cannot_start_shows_its_last_output(directory: Path) -> None:
     (directory / "site.yaml").write_text("agent: /no/such/nsa-harness\n")
     code, outcome = Command(directory, str(PROGRAM), *TWO_NODES, "--site", "site.yaml").end()
     assert (code, outcome["cause"]) == (125, "infra")
-    assert outcome["repeat"].endswith(f"spec.json --engine slurm --nodes 2 --site {directory}/site.yaml")
+    assert outcome["detail"]["repeat"].endswith(f"spec.json --engine slurm --nodes 2 --site {directory}/site.yaml")
     assert "before nsa-harness started on its nodes" in outcome["summary"]
     assert "/no/such/nsa-harness" in outcome["summary"]
 

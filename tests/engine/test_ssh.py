@@ -101,7 +101,7 @@ def test_a_healthy_and_a_deadlocked_job_run_through_ssh(tmp_path: Path, ssh: str
     assert outcome["exit_codes"] == {"0": 0, "1": 0, "2": 0, "3": 0}
     code, outcome, output = end(tmp_path, start(tmp_path, ssh, "limits.stall_s=10", "--", "deadlock"))
     assert (code, outcome["verdict"], outcome["culprit"]["ranks"]) == (124, "HANG", [3]), output
-    assert outcome["repeat"].endswith(f"--engine hosts --nodes 2 --site {tmp_path}/site.yaml")
+    assert outcome["detail"]["repeat"].endswith(f"--engine hosts --nodes 2 --site {tmp_path}/site.yaml")
     wait_until(lambda: processes_in(tmp_path) == [], f"left: {processes_in(tmp_path)}")
 
 
