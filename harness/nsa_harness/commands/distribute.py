@@ -81,7 +81,7 @@ def _stored_or_new(request: RunRequest, engine: Engine) -> tuple[Hosts, RunSpec]
     A search that is resumed compares the same hosts again.
     """
     specs = [spec for spec in request.specs if isinstance(spec, RunSpec)]
-    stored = None if request.resume_in is None else stored_search(RunDir(request.resume_in))
+    stored = None if request.resume_in is None else stored_host_search(RunDir(request.resume_in))
     if stored is not None and specs:
         return stored.hosts, replace(specs[0], scenario=stored.scenario)
     if len(request.specs) != 1 or not specs:
@@ -92,7 +92,7 @@ def _stored_or_new(request: RunRequest, engine: Engine) -> tuple[Hosts, RunSpec]
     return hosts, specs[0]
 
 
-def stored_search(run: RunDir) -> StoredSearch | None:
+def stored_host_search(run: RunDir) -> StoredSearch | None:
     """Return the search for bad hosts that a run made, or None. Raise StoredRunError if hosts.json is damaged."""
     try:
         return type_adapter(StoredSearch).validate_json(run.directory.read_whole_file(run.hosts, _MAX_BYTES))
@@ -104,7 +104,7 @@ def stored_search(run: RunDir) -> StoredSearch | None:
 
 def append_stored_hosts(run: RunDir, record: RunRecord, outcomes: Sequence[Outcome]) -> None:
     """Append the hosts to SUMMARY.md of a stored run, if it was a search for bad hosts."""
-    stored = stored_search(run)
+    stored = stored_host_search(run)
     specs = [spec for spec in record.plan if isinstance(spec, RunSpec)]
     if stored is None or not specs:
         return
