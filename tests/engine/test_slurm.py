@@ -21,6 +21,12 @@ COMMAND = [str(Path(sys.executable).parent / "nsa-harness"), "run"]
 TWO_NODES = ["--engine", "slurm", "--nodes", "2", "--ranks", "4"]
 
 
+def _default_signals() -> None:
+    """Undo what nohup or a shell in the background has set for these tests, because a command inherits it."""
+    for number in (signal.SIGHUP, signal.SIGINT):
+        signal.signal(number, signal.SIG_DFL)
+
+
 class Command:
     """A running `nsa-harness run`, in a directory and a session of its own."""
 
@@ -29,7 +35,7 @@ class Command:
         with (directory / "out.txt").open("ab") as output:
             self.process = subprocess.Popen(
                 [*COMMAND, *words], cwd=directory, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
-                start_new_session=True,
+                start_new_session=True, preexec_fn=_default_signals,
             )  # fmt: skip
 
     @property
