@@ -461,3 +461,34 @@ def test_that_a_rank_has_registered_something_by_its_number_is_no_provable_leak(
     assert OriginKind.LEAK in {candidate.kind for candidate in found.candidates}
     plan = plan_experiments(found, {FILE: dedent(REGISTERED)})
     assert not [one for one in plan if one.proves_origin and not one.is_of_decision]
+
+
+def test_ranks_that_call_different_functions_after_the_same_one_part_there() -> None:
+    source = """\
+        def draw():
+            return sample()
+        def token(batch):
+            return batch
+        def contrast(batch):
+            all_gather(batch)
+        name = pick()
+
+
+
+        LOSSES[name](draw())
+        loss.backward()
+        """
+
+    def run(rank: int) -> RankRecording:
+        drawn = call("draw", at(2), first_line=1, returned=7)
+        waits = call("contrast", at(6, op("all_gather", returned=False)), first_line=5, ended=False)
+        chosen = call("token", at(4), first_line=3) if rank else waits
+        name = ("contrast", "token")[rank]
+        start = at(7, writes={"name": name}, draws=[("random", f"state {rank}", "state 9")])
+        rest = [at(12, op("backward", returned=False))] if rank else []
+        return recorded(rank, main(start, at(11, drawn, chosen, reads={"name": name}), *rest, ended=False))
+
+    found = explained(source, run(0), run(1))
+    assert found.division is not None
+    assert found.division.place.line == 11
+    assert 7 in lines(found)

@@ -242,7 +242,7 @@ class DispatchMode(TorchDispatchMode):
         (lambda: torch.ones(8, 4), "float32 [8, 4] crc 201a96c6"),
         (lambda: torch.tensor(2.5), "2.5"),
         (lambda: torch.tensor([7]), "7"),
-        (lambda: torch.ones(2, 2, 2)[:, 0], "float32 [2, 2]"),
+        (lambda: torch.ones(2, 2, 2)[:, 0], "float32 [2, 2] crc e8681456"),
         (lambda: torch.nn.Parameter(torch.tensor([1.5])), "1.5"),
         (lambda: torch.ones(1, dtype=torch.bfloat16), "1.0"),
         (lambda: torch.ones(2, device="meta"), "float32 [2] meta"),
@@ -302,6 +302,20 @@ def test_huge_values_are_read_in_a_bounded_way() -> None:
         assert len(values.read(huge)[1]) < 200
     assert values.read("x" * 10**7) != values.read("x" * (10**7 + 1))
     assert values.read(list(range(1000))) != values.read([-1, *range(999)])
+
+
+def test_a_tensor_that_is_not_contiguous_is_compared_by_its_own_elements() -> None:
+    memory = torch.arange(12).view(3, 4)
+    text = values.read(memory.t())[1]
+    assert text.startswith("int64 [4, 3] crc ")
+    assert text == values.read(memory.t().contiguous())[1]
+    other = memory.clone()
+    other[0, 3] = 99  # outside of the columns that the next view shows
+    assert values.read(memory[:, :2])[1] == values.read(other[:, :2])[1]
+    assert values.read(memory[:, 2:])[1] != values.read(other[:, 2:])[1]
+    assert values.read(torch.zeros(1).expand(3, 2))[1] == values.read(torch.zeros(3, 2))[1]
+    assert "crc" in values.read(torch.zeros(10**4, 300)[:, ::2])[1]
+    assert values.read(numpy.arange(6).reshape(2, 3).T)[1] != values.read(numpy.zeros((2, 3), numpy.int64).T)[1]
 
 
 def test_a_container_of_itself_is_read() -> None:

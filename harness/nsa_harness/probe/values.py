@@ -33,6 +33,7 @@ ITEMS_READ_IN_ALL = 64  # items of a container and of the containers in it
 TENSOR_COST = 4  # a tensor or an array in a container counts as so many items
 DEPTH_LIMIT = 2  # containers in a container
 BYTES_READ = 4096  # of a tensor, an array or a string
+SCATTERED_READ = 512  # elements of a tensor or an array that is not contiguous
 NUMBER_BITS = 512
 
 Value = tuple[str, str, int]
@@ -369,7 +370,7 @@ def _array(value: Any, _: _Budget | None) -> str:
     if value.size == 1:
         return repr(value.item())
     if not value.flags.c_contiguous:
-        return about
+        return f"{about} crc {zlib.crc32(value.flat[:SCATTERED_READ].tobytes()):08x}"
     size = min(int(value.nbytes), BYTES_READ)
     return f"{about} crc {zlib.crc32(ctypes.string_at(value.__array_interface__['data'][0], size)):08x}"
 
@@ -380,19 +381,35 @@ def _tensor(value: Any, _: _Budget | None) -> str:
         kind = repr(value.dtype).replace("torch.", "")
         shape, device = list(value.shape), value.device.type
         about = f"{kind} {shape}" if device == "cpu" else f"{kind} {shape} {device}"
-        if device != "cpu" or value.layout is not torch.strided or not value.is_contiguous():
+        if device != "cpu" or value.layout is not torch.strided:
             return about
-        size = value.numel() * value.element_size()
+        width = value.element_size()
+        size = value.numel() * width
         start, storage = value.data_ptr(), value.untyped_storage()
-        offset = value.storage_offset() * value.element_size()
-        if not start or not size or offset + size > storage.nbytes():
+        end = value.storage_offset() * width + size
+        offsets = [] if value.is_contiguous() else _offsets(shape, value.stride())
+        if offsets:
+            end = value.storage_offset() * width + (max(offsets) + 1) * width
+        if not start or not size or end > storage.nbytes() or value.is_conj() or value.is_neg():
             return about
-    data = ctypes.string_at(start, min(size, BYTES_READ))
+    if offsets:
+        data = b"".join(ctypes.string_at(start + offset * width, width) for offset in offsets)
+    else:
+        data = ctypes.string_at(start, min(size, BYTES_READ))
     if len(data) == size and (size == _NUMBERS.get(kind, _NO_NUMBER).size):
         return repr(_NUMBERS[kind].unpack(data)[0])
     if kind == "bfloat16" and size == 2:
         return repr(struct.unpack("<f", b"\0\0" + data)[0])
     return f"{about} crc {zlib.crc32(data):08x}"
+
+
+def _offsets(shape: list[int], strides: tuple[int, ...]) -> list[int]:
+    """Return the offsets of the first elements of a tensor in its memory, in elements, in the order of the indices."""
+    offsets = [0]
+    for count, stride in zip(reversed(shape), reversed(strides)):
+        outer = (index * stride + inner for index in range(count) for inner in offsets)
+        offsets = list(itertools.islice(outer, SCATTERED_READ))
+    return offsets
 
 
 _NO_NUMBER = struct.Struct("")

@@ -125,17 +125,22 @@ class _Aligner:
     def _part_in_calls(self, row: Row) -> None:
         traces = self.alignment.traces
         calls = {number: traces[number].calls.get(execution, []) for number, execution in row.items()}
+        functions = {number: [traces[number].function(call) for call in called] for number, called in calls.items()}
         most = max(map(len, calls.values()))
+        # The calls before the first in which the ranks differ are the same.
+        first = next(
+            (index for index, made in enumerate(zip(*functions.values(), strict=False)) if len(set(made)) > 1), 0
+        )
         arms = {}
         for number, execution in row.items():
             called = calls[number]
             # A rank that waits in a call had no chance to make as many calls as the others.
             waits = len(called) < most and not traces[number].activations[called[-1]].ended if called else False
-            following = traces[number].activations[called[0]].first_line if called else None
+            following = traces[number].activations[called[first]].first_line if called else None
             ending = Ending.RUNNING if waits else None
             arms[number] = Arm(following, ending, execution, traces[number].end_of(execution), not waits)
         if len({arm.next_line for arm in arms.values()}) == 1:
-            # The same function first: what differs is how often it was called.
+            # The same functions first: what differs is how often they were called.
             arms = {number: replace(arm, next_line=len(calls[number])) for number, arm in arms.items()}
         self.alignment.partings.append(Parting(row, arms, is_call=True))
 
