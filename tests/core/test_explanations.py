@@ -69,8 +69,8 @@ def test_a_rank_that_leaves_its_loop_early_divides_from_the_others_at_the_condit
     assert [(ranks, place and place.line) for ranks, place in found.division.ways] == [((1,), 4), ((0, 2), 5)]
     assert found.division.values[0].name == "loss"
     assert found.division.values[0].values == ((0, "3.0"), (1, "9.0"), (2, "3.0"))
-    assert found.candidates[0].place.line == 3
-    assert found.candidates[0].ranks == (1,)
+    assert found.candidates[0].place.line == 11  # the number begins to differ where it is made of data
+    assert candidate_at(found, 3).ranks == (1,)
     assert {(ranks, operation) for ranks, _, operation in found.ends} == {((0, 2), "all_reduce"), ((1,), "barrier")}
 
 

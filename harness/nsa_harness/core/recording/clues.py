@@ -20,7 +20,8 @@ class Clue(Enum):
     """A reason to suspect a line, and of how many lines with this reason how many were right.
 
     The second pair of numbers counts only programs whose first line was wrong. They were counted in the 132 failing
-    programs of the rounds 1 to 8. A line is right if a fix touches one within 2 lines of it.
+    programs of the rounds 1 to 8. A line is right if a fix touches one within 2 lines of it. BEGINS, BEGINS_BY_RANK,
+    SEEDED and ROLE_COMMUNICATES are newer: they were counted in 66 failing programs of the rounds 9 to 12.
     """
 
     CHILD = (
@@ -59,6 +60,13 @@ class Clue(Enum):
     STEP_BEFORE = "ranks parted here before an exception that reports what the step before left out", (6, 8), (0, 1)
     LEAK = "only one rank executed this definition of a value that decides soon after, or draw", (5, 7), (0, 0)
     SOURCE = "a value that decides comes from the clock, a hash, a checkpoint or another rank's file", (9, 16), (0, 0)
+    # Data of the ranks first make a number, a length or a decision differ here, which made the ranks part.
+    BEGINS = "data decide first", (13, 19), (0, 0)
+    # A number that made the ranks part was computed from the number of the rank here.
+    BEGINS_BY_RANK = "computed by rank", (1, 4), (0, 0)
+    SEEDED = "seed that decides", (2, 2), (0, 0)  # a random generator from which a decision was drawn got its seed here
+    # The number of the rank decides here who makes an operation that needs all of them.
+    ROLE_COMMUNICATES = "role communicates alone", (2, 2), (0, 0)
     QUOTED = "named by exceptions", (1, 2), (0, 0)  # made a number that the exception of all ranks names
     RAISED = "an exception of the rank itself was raised here", (18, 37), (3, 5)
     BEFORE_ALONE = "this statement led to the latest one that only one rank ever executed", (26, 56), (2, 8)

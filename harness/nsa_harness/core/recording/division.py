@@ -194,14 +194,8 @@ def failed_children(trace: Trace) -> list[int]:
 
 
 def _own_exception(trace: Trace, activation: int) -> int | None:
-    activations: Sequence[int] = (activation,)
-    found = None
-    while activations:
-        raising = [execution for one in activations if (execution := trace.raising(one)) is not None]
-        if not raising:
-            break
-        found = raising[-1]
-        activations = trace.calls.get(found, ())
+    raising = trace.raising(activation)
+    found = None if raising is None else trace.innermost_raise(raising)
     if found is None or raised_by_network(trace, found):
         return None
     error = trace.executions[found].raised

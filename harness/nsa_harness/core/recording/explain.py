@@ -36,7 +36,7 @@ def explain(
         return Explanation(candidates=(), division=None, ends=_ends(traces), notes=(*notes, "one_rank"))
     alignment = align(traces, ControlFlow(traces))
     divisions = Divisions(alignment).judge()
-    candidates = Candidates(alignment, divisions, statements, silent).ranked()
+    candidates = Candidates(alignment, statements, divisions, silent).ranked()
     if not divisions and silent is None:
         notes = (*notes, "no_difference")
     return Explanation(

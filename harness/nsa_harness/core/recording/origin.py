@@ -28,7 +28,7 @@ _BY_TEXT = (
     ),
     (
         OriginKind.RANDOM,
-        r"\brandom|\brand(?:n|int|perm)?\(|randint\(|shuffle\(|multinomial\(|bernoulli|dropout|choice\(|uuid\d?\(|\.sample\(",
+        r"\brandom|\brand(?:n|int|perm)?\(|randint\(|shuffle\(|multinomial\(|bernoulli|dropout|choices?\(|uuid\d?\(|\.sample\(",
     ),
     (
         OriginKind.RANK,

@@ -310,23 +310,13 @@ class Slicer:
 
     def _ends_of_iterators(self, executions: Executions) -> list[tuple[Executions, str]]:
         """Return the statement at which generators parted that a loop iterates over, if these are its headers."""
-        calls = [self._iterators(side, execution) for side, execution in enumerate(executions)]
+        calls = [self._trace(side).resumed(execution) for side, execution in enumerate(executions)]
         found = []
         for call, other in zip(*calls, strict=False):
             last = self._last_common(call, other)
             if last is not None:
                 found.append((last, ""))
         return found
-
-    def _iterators(self, side: int, execution: int) -> list[int]:
-        """Return the generators that an earlier execution of the same statement of this activation started."""
-        trace = self._trace(side)
-        line = trace.executions[execution].line
-        members = trace.members[trace.activation_of[execution]]
-        for earlier in reversed(members[: trace.position[execution]]):
-            if trace.executions[earlier].line == line and earlier in trace.calls:
-                return trace.calls[earlier]
-        return []
 
     def _last_common(self, call: int, other: int) -> Executions | None:
         """Return the last executions of two activations after which only one of them went on, or None."""

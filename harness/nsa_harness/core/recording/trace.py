@@ -108,12 +108,29 @@ class Trace:
 
     def innermost_raise(self, execution: int) -> int:
         """Return the execution in which the exception that left this execution was raised."""
-        while self.executions[execution].raised is not None:
-            raising = [found for call in self.calls.get(execution, ()) if (found := self.raising(call)) is not None]
-            if not raising:
-                break
-            execution = raising[-1]
+        while (raising := self.raising_below(execution)) is not None:
+            execution = raising
         return execution
+
+    def raising_below(self, execution: int) -> int | None:
+        """Return the execution in a called function whose exception reached this execution, or None.
+
+        A `for` loop also resumes generators that an earlier execution of the same statement started.
+        """
+        if self.executions[execution].raised is None:
+            return None
+        called = self.calls.get(execution) or self.resumed(execution)
+        raising = [found for call in called if (found := self.raising(call)) is not None]
+        return raising[-1] if raising else None
+
+    def resumed(self, execution: int) -> list[int]:
+        """Return the calls that the latest earlier execution of the same statement in this activation started."""
+        line = self.executions[execution].line
+        members = self.members[self.activation_of[execution]]
+        for earlier in reversed(members[: self.position[execution]]):
+            if self.executions[earlier].line == line and earlier in self.calls:
+                return self.calls[earlier]
+        return []
 
     @property
     def error(self) -> int | None:
