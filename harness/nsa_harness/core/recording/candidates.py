@@ -284,13 +284,18 @@ class Candidates(CandidateBuilder):
             if step is None:
                 if self._is_decision(judged):
                     yield Clue.BEGINS, self._at_division(judged, steps)
-            elif not isinstance(self.facts.statement_of(step, judged.pair), ast.For):
+            elif not self._is_usual_beginning(step, judged.pair):
                 kind = self.facts.kind(step, judged.pair)
                 clue = Clue.BEGINS_BY_RANK if step.name and kind in OF_RANK else Clue.BEGINS
                 if (seed := self._seed_of(step, steps, judged.pair)) is not None:
                     clue = Clue.NEAR
                     yield Clue.SEEDED, self.of_step(seed, self.facts.kind(seed, judged.pair), judged.pair, ranks)
                 yield clue, self.of_step(step, kind, judged.pair, ranks)
+
+    def _is_usual_beginning(self, step: Step, pair: Pair) -> bool:
+        """Return whether the ranks rightly differ in a step: the items of a loop, or what a rank has registered."""
+        is_registered = step.previous is not None and self.facts.is_registry(step.previous, pair)
+        return is_registered or isinstance(self.facts.statement_of(step, pair), ast.For)
 
     def _seed_of(self, draw: Step, steps: Sequence[Step], pair: Pair) -> Step | None:
         """Return the step that passed the seed of the generator from which a step drew, or None if it is not known."""

@@ -146,7 +146,7 @@ class Provability:
         named = [cause for cause in slicer.slice(parting[0]) if cause.name and not cause.is_object]
         if named:
             # What a rank has registered by its number, such as a list of hooks, may rightly differ.
-            return all(self.kind(cause, pair) in OF_RANK or self._is_registry(cause, pair) for cause in named)
+            return all(self.kind(cause, pair) in OF_RANK or self.is_registry(cause, pair) for cause in named)
         return names_rank(header) or _LOGS.search(header) is not None
 
     def _is_counter(self, step: Step, pair: Pair) -> bool:
@@ -154,7 +154,8 @@ class Provability:
         value = self._leaked(step, pair)
         return step.name.startswith("generator:") or value is None or value.type in _COUNTERS
 
-    def _is_registry(self, step: Step, pair: Pair) -> bool:
+    def is_registry(self, step: Step, pair: Pair) -> bool:
+        """Return whether only one rank put something into a container, such as a hook into its list of hooks."""
         return None in step.executions and not self._is_counter(step, pair)
 
     def _leaked(self, step: Step, pair: Pair) -> Value | None:
