@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from textwrap import dedent
+
 import pytest
 
 from nsa_harness.core.recording.beginnings import form_of
-from nsa_harness.core.recording.explanation import Explanation
+from nsa_harness.core.recording.experiments import plan_experiments
+from nsa_harness.core.recording.explanation import RETURNED, ExperimentKind, Explanation, RankValues
 from nsa_harness.core.recording.recording import RankRecording, Value
-from tests.core.recorded import Thing, at, call, main, op, recorded
+from tests.core.recorded import FILE, Thing, at, call, main, op, recorded
 from tests.core.test_far_origins import explained, lines
 
 
@@ -66,20 +69,54 @@ MEASURING = """\
     """
 
 
-def measuring(rank: int) -> RankRecording:
+def measuring(rank: int, *, unknown: bool = False, reduces: bool = False, limit: int = 1) -> RankRecording:
+    """A run in which the error of each rank's batch decides. The data may be unknown, or the error reduced.
+
+    `limit`: another number that decides.
+    """
     score = (0.75, 0.25)[rank]
+    data = Thing(60 + rank, "Batch") if unknown else batch(rank)
+    error = Thing(90 + rank, "Errors") if unknown else Thing(90 + rank, "Tensor", f"float32 [2] crc 0000000{rank}")
     measured = call(
         "measure",
-        at(2, reads={"batch": batch(rank)}, writes={"error": Thing(90 + rank, "Tensor", str(score))}),
-        at(3, reads={"error": Thing(90 + rank, "Tensor", str(score))}),
-        arguments={"batch": batch(rank)},
+        at(2, reads={"batch": data}, writes={"error": error}),
+        at(3, *([op()] if reduces else []), reads={"error": error}),
+        arguments={"batch": data},
         returned=score,
     )
-    start = at(10, measured, reads={"batch": batch(rank)}, writes={"score": score})
-    copied = at(15, reads={"score": score}, writes={"best": score})
+    start = at(10, measured, reads={"batch": data}, writes={"score": score})
+    copied = at(15, reads={"score": score, "limit": limit}, writes={"best": score})
     decides = at(20, reads={"best": score})
     last = at(21, op("barrier", returned=False)) if rank else at(25, op(returned=False))
-    return recorded(rank, main(start, copied, decides, last, ended=False))
+    return recorded(rank, main(at(9, writes={"limit": limit}), start, copied, decides, last, ended=False))
+
+
+def proofs(found: Explanation, source: str) -> list[tuple[ExperimentKind, int | None, int | None]]:
+    """Return the experiments that prove an origin: kind, the line that they change, and the line of the origin."""
+    plans = plan_experiments(found, {FILE: dedent(source)})
+    return [
+        (one.kind, one.place.line, (one.origin or found.candidates[one.candidate]).place.line)
+        for one in plans
+        if one.proves_origin
+    ]
+
+
+def test_a_returned_number_is_proven_by_making_it_equal_where_the_caller_assigns_it() -> None:
+    found = explained(MEASURING, measuring(0), measuring(1))
+    assert proofs(found, MEASURING) == [(ExperimentKind.SET_VALUE, 10, 3)]
+    assert found.candidates[0].values[0] == RankValues(name=RETURNED, values=((0, "0.75"), (1, "0.25")))
+
+
+def test_a_number_made_of_unknown_data_or_of_other_ranks_data_or_beside_another_number_is_no_proven_origin() -> None:
+    unknown = explained(MEASURING, *(measuring(rank, unknown=True) for rank in range(2)))
+    reduced = explained(MEASURING, *(measuring(rank, reduces=True) for rank in range(2)))
+    two_causes = explained(MEASURING, *(measuring(rank, limit=3 + rank) for rank in range(2)))
+    assert {origin for found in (unknown, reduced, two_causes) for *_, origin in proofs(found, MEASURING)} <= {9}
+
+
+def test_a_number_of_the_parameters_that_a_rank_has_is_no_proven_origin() -> None:
+    counting = MEASURING.replace("float(error)", "error.numel() * size")
+    assert proofs(explained(counting, measuring(0), measuring(1)), counting) == []
 
 
 def test_a_number_that_is_made_of_data_comes_before_the_lines_that_hand_it_on() -> None:
@@ -93,7 +130,9 @@ def test_a_condition_on_the_content_of_tensors_is_where_the_decision_begins() ->
         return recorded(rank, main(made, at(20, reads={"mask": batch(rank)}), last, ended=False))
 
     source = "mask = load()\n" + 18 * "\n" + "if mask.any():\n    barrier()\n\n\n\nall_reduce()\n"
-    assert lines(explained(source, deciding(0), deciding(1)))[0] == 20
+    found = explained(source, deciding(0), deciding(1))
+    assert lines(found)[0] == 20
+    assert {origin for *_, origin in proofs(found, source)} == {20}
 
 
 def role(*, waits: bool) -> Explanation:
@@ -105,13 +144,22 @@ def role(*, waits: bool) -> Explanation:
         last = inside if rank == 0 else at(30, op("barrier", returned=False))
         return recorded(rank, main(*start, last, ended=False))
 
-    source = "rank = get_rank()\n" + 18 * "\n" + "if rank == 0:\n    save()\n" + 8 * "\n" + "barrier()\n"
-    return explained(source, gathering(0), gathering(1))
+    return explained(ROLE, gathering(0), gathering(1))
+
+
+ROLE = "rank = get_rank()\n" + 18 * "\n" + "if rank == 0:\n    save()\n" + 8 * "\n" + "barrier()\n"
 
 
 def test_a_role_is_at_fault_if_it_alone_makes_an_operation_that_needs_all_ranks() -> None:
-    assert lines(role(waits=False))[0] == 20
+    found = role(waits=False)
+    assert lines(found)[0] == 20
+    assert proofs(found, ROLE) == [(ExperimentKind.FORCE_BRANCH, 20, 20)]
     assert lines(role(waits=True))[0] != 20
+
+
+def test_a_role_by_more_than_the_number_of_the_rank_is_no_proven_origin() -> None:
+    assert proofs(role(waits=False), ROLE.replace("rank == 0", "rank == 0 and due")) == []
+    assert proofs(role(waits=False), ROLE.replace("rank == 0", "is_writer")) == []
 
 
 def test_the_seed_of_a_generator_comes_before_the_draw_that_decides() -> None:
@@ -154,3 +202,25 @@ def test_an_exception_in_a_generator_leads_from_the_loop_into_the_generator() ->
         return recorded(rank, main(*steps, *last, ended=bool(rank)))
 
     assert lines(explained(source, looping(0), looping(1)))[0] == 21
+
+
+def test_state_that_a_rank_loads_by_its_number_is_a_proven_leak_although_a_file_has_to_exist() -> None:
+    source = (
+        "def load():\n    if rank == 0 and path.exists():\n" + 3 * "\n" + "        state.step = 6\n\n"
+        "rank = get_rank()\n\nload()\n" + 6 * "\n" + "while state.step < 9:\n    all_reduce()\n\n\nbarrier()\n"
+    )
+
+    def loading(rank: int) -> RankRecording:
+        state = Thing(7)
+        inside = [at(2, reads={"rank": rank, "path": Thing(9, "PosixPath", "'a/b'")})]
+        if rank == 0:
+            inside += [at(6, reads={"state": state}, writes={"state.step": 6})]
+        load = call("load", *inside)
+        loop = at(17, reads={"state": state, "state.step": 9 if rank == 0 else 3})
+        wait = at(21, op("barrier", returned=False)) if rank == 0 else at(18, op(returned=False))
+        return recorded(rank, main(at(8, writes={"rank": rank}), at(10, load), loop, wait, ended=False))
+
+    found = explained(source, loading(0), loading(1))
+    assert (ExperimentKind.UNDO_LEAK, 6) in [(kind, line) for kind, line, _ in proofs(found, source)]
+    either = source.replace("rank == 0 and path.exists()", "path.exists()")
+    assert proofs(explained(either, loading(0), loading(1)), either) == []

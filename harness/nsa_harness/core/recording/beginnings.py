@@ -11,7 +11,7 @@ import ast
 import re
 from collections.abc import Iterator, Sequence
 
-from nsa_harness.core.recording.recording import Execution, Value
+from nsa_harness.core.recording.recording import Execution, Value, differs
 from nsa_harness.core.recording.slicing import Pair, Slicer, Step
 from nsa_harness.core.recording.trace import Trace
 
@@ -41,8 +41,10 @@ class Beginnings:
     """The statements of two traces at which a number, a length or a decision begins to differ."""
 
     def __init__(self, traces: Sequence[Trace], pair: Pair, slicer: Slicer) -> None:
+        self.pair = pair
         self._traces = tuple(traces[number] for number in pair)
         self._slicer = slicer
+        self.is_complete = True  # False: a value that is not known may also have led to the division
 
     def of(self, executions: tuple[int, int], steps: Sequence[Step]) -> Iterator[Step | None]:
         """Yield the steps of the slice of `executions` at which a form begins to differ, nearest first.
@@ -55,6 +57,7 @@ class Beginnings:
         followed: set[Step | None] = {None}
         for step in steps:
             if step.previous not in followed or (makes := self._makes(step)) is False:
+                self.is_complete = self.is_complete and not (step.previous in followed and self._is_unknown_item(step))
                 continue
             followed.add(step)
             first, second = step.executions
@@ -62,6 +65,17 @@ class Beginnings:
                 continue
             if self._is_first((first, second)):
                 yield step
+
+    def is_of_known_data(self, executions: tuple[int, int]) -> bool:
+        """Return whether the recorded data explain a difference, and no object that could not be read does.
+
+        Some values that the executions read differ, or all of them are known.
+        """
+        ours, theirs = (dict(self._recorded(side, execution).reads) for side, execution in enumerate(executions))
+        common = [name for name in ours if name in theirs]
+        if any(differs(ours[name], theirs[name]) for name in common):
+            return True
+        return all(ours[name].text and theirs[name].text for name in common)
 
     def _is_rank_itself(self, step: Step, executions: tuple[int, int]) -> bool:
         """Return whether a step only reads or passes on the number of the rank."""
@@ -74,16 +88,24 @@ class Beginnings:
         if first is None or second is None:
             return None
         if not step.name:
-            returned = [self._returned(side, execution) for side, execution in enumerate((first, second))]
+            returned = [self.returned(side, execution) for side, execution in enumerate((first, second))]
             if returned[0] is None or returned[1] is None:
                 return True
             return self._differ(returned[0], returned[1]) if all(map(form_of, filter(None, returned))) else None
         ours, theirs = (self._value(side, execution, step.name) for side, execution in enumerate((first, second)))
         if ours is None or theirs is None or not form_of(ours) or not form_of(theirs):
-            return False if step.name.endswith("]") else None
+            return False if self._is_unknown_item(step) else None
         return self._differ(ours, theirs)
 
-    def _returned(self, side: int, execution: int) -> Value | None:
+    def _is_unknown_item(self, step: Step) -> bool:
+        """Return whether a step made an item of a container, such as of a batch, whose value is not known."""
+        if not step.name.endswith("]") or None in step.executions:
+            return False
+        side, execution = step.execution
+        value = self._value(side, execution, step.name)
+        return value is None or not form_of(value)
+
+    def returned(self, side: int, execution: int) -> Value | None:
         """Return what an activation returned of which this is the last execution, or None."""
         trace = self._traces[side]
         activation = trace.activation_of[execution]

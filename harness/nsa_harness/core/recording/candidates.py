@@ -7,7 +7,6 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import islice
 
 from nsa_harness.core.recording.alignment import Parting, Row
 from nsa_harness.core.recording.beginnings import Beginnings
@@ -15,8 +14,8 @@ from nsa_harness.core.recording.candidate_builder import CandidateBuilder
 from nsa_harness.core.recording.clues import Clue, Named, rank
 from nsa_harness.core.recording.communications import Shared, is_point_to_point, left_out, left_out_for
 from nsa_harness.core.recording.division import Judged, is_consequence, own_exceptions, raised_by_network
-from nsa_harness.core.recording.explanation import Candidate, OriginKind, SilentDifference
-from nsa_harness.core.recording.provability import MADE_OF_DATA, OF_RANK
+from nsa_harness.core.recording.explanation import RETURNED, Candidate, OriginKind, RankValues, SilentDifference
+from nsa_harness.core.recording.provability import MADE_OF_DATA, OF_RANK, uses
 from nsa_harness.core.recording.recording import Value, differs
 from nsa_harness.core.recording.silent_candidates import (
     by_chance,
@@ -32,12 +31,23 @@ MOST = 8  # candidates that an explanation lists
 _SOURCES = (OriginKind.CLOCK, OriginKind.HASH_ORDER, OriginKind.RESTORED_STATE, OriginKind.OTHER_RANKS_FILE)
 _USUAL = (*OF_RANK, OriginKind.CLOCK)  # differences that every healthy run has
 _BY_CHANCE = (OriginKind.LEAK, OriginKind.HASH_ORDER)  # the recording may not show how these lead to a failure
+_FROM_DATA = (OriginKind.MISSING_REDUCTION, OriginKind.UNKNOWN, OriginKind.LENGTH)
+_OF_DATA = (*_FROM_DATA, OriginKind.CALL, OriginKind.RANK, OriginKind.RANDOM)  # of a decision by data of the rank
 _BEGINNINGS = 3  # beginnings of a division that count
 _SPINS = 50  # executions of a statement in one call of its function after which a rank goes round in a loop
 _OF_ROLE = 4  # most definitions from a condition back to the number of the rank
 _WAITS = re.compile(r"\.(get|wait|acquire|join)\(")
 _NUMBER = re.compile(r"\b\d{2,}\b")
 _LATE = re.compile(r"finished reduction in the prior iteration|mark(?:ed)? (?:a variable |as )?ready", re.IGNORECASE)
+
+
+def _scalars(candidate: Candidate) -> set[str]:
+    """Return the names of the numbers and texts of a candidate."""
+    return {
+        value.name
+        for value in candidate.values
+        if not any(text[:1] in "([{" or " " in text for _, text in value.values)
+    }
 
 
 def _is_state(value: Value) -> bool:
@@ -277,20 +287,53 @@ class Candidates(CandidateBuilder):
 
     def _of_beginnings(self, judged: Judged) -> Iterator[Named]:
         """Yield where data of the ranks first made a number, a length or a decision differ that led to a division."""
-        executions, steps = (judged.row[judged.pair[0]], judged.row[judged.pair[1]]), self.steps(judged)
-        beginnings = Beginnings(self.traces, judged.pair, self.facts.slicer(judged.pair))
+        pair, executions, steps = (
+            judged.pair,
+            (judged.row[judged.pair[0]], judged.row[judged.pair[1]]),
+            self.steps(judged),
+        )
+        beginnings = Beginnings(self.traces, pair, self.facts.slicer(pair))
         ranks = self.ranks_of(judged.minority)
-        for step in islice(beginnings.of(executions, steps), _BEGINNINGS):
+        found = list(beginnings.of(executions, steps))
+        leaks = [step for step in steps if step.is_leak]
+        is_only = len(found) == 1 and beginnings.is_complete
+        for step in found[:_BEGINNINGS]:
             if step is None:
                 if self._is_decision(judged):
-                    yield Clue.BEGINS, self._at_division(judged, steps)
-            elif not self._is_usual_beginning(step, judged.pair):
-                kind = self.facts.kind(step, judged.pair)
+                    at_division = self._at_division(judged, steps)
+                    is_data = not leaks and at_division.kind in _OF_DATA and beginnings.is_of_known_data(executions)
+                    is_data = is_data and not self.facts.communicates(pair[0], executions[0])
+                    known = replace(at_division, kind=OriginKind.MISSING_REDUCTION, is_provable=True)
+                    yield Clue.BEGINS, known if is_data else at_division
+            elif not self._is_usual_beginning(step, pair):
+                kind = self.facts.kind(step, pair)
                 clue = Clue.BEGINS_BY_RANK if step.name and kind in OF_RANK else Clue.BEGINS
-                if (seed := self._seed_of(step, steps, judged.pair)) is not None:
+                if (seed := self._seed_of(step, steps, pair)) is not None:
                     clue = Clue.NEAR
-                    yield Clue.SEEDED, self.of_step(seed, self.facts.kind(seed, judged.pair), judged.pair, ranks)
-                yield clue, self.of_step(step, kind, judged.pair, ranks)
+                    yield Clue.SEEDED, self.of_step(seed, self.facts.kind(seed, pair), pair, ranks)
+                candidate = replace(self.of_step(step, kind, pair, ranks), is_provable=False)
+                is_effect = any(leak not in uses(step) for leak in leaks) or self.facts.is_effect(step, steps, pair)
+                is_data = kind in _FROM_DATA and not self.facts.communicates(pair[step.execution[0]], step.execution[1])
+                if is_only and is_data and not is_effect and beginnings.is_of_known_data(step.both):
+                    candidate = self._only_beginning(candidate, step, beginnings)
+                yield clue, candidate
+
+    def _only_beginning(self, candidate: Candidate, step: Step, beginnings: Beginnings) -> Candidate:
+        """Return the candidate as a provable origin: all that differs at the division comes from it alone."""
+        side, execution = step.execution
+        is_result = isinstance(self.facts.statement_of(step, beginnings.pair), ast.Return)
+        if step.name or not is_result or beginnings.returned(side, execution) is None:
+            is_number = candidate.kind is OriginKind.LENGTH and step.name in _scalars(candidate)
+            kind = OriginKind.MISSING_REDUCTION if is_number else candidate.kind
+            return replace(candidate, kind=kind, is_provable=bool(step.name))
+        row = self.alignment.rows[self.alignment.row_of[beginnings.pair[side]][execution]]
+        results = []
+        for number, at in row.items():
+            trace = self.traces[number]
+            if (value := trace.activations[trace.activation_of[at]].returned) is not None:
+                results.append((trace.rank, value.text))
+        values = (RankValues(name=RETURNED, values=tuple(sorted(results))), *candidate.values)
+        return replace(candidate, kind=OriginKind.MISSING_REDUCTION, values=values, is_provable=True)
 
     def _is_usual_beginning(self, step: Step, pair: Pair) -> bool:
         """Return whether the ranks rightly differ in a step: the items of a loop, or what a rank has registered."""

@@ -117,7 +117,9 @@ def rank(named: Iterable[Named], statements: Statements, most: int) -> list[Cand
         place = candidate.place
         if place.line:
             clues.setdefault(place, set()).add(clue)
-            if place not in best or best[place].kind in OPEN:
+            if clue is Clue.BEGINS and candidate.is_provable:
+                best[place] = candidate
+            elif place not in best or best[place].kind in OPEN:
                 best[place] = candidate if candidate.kind not in OPEN else best.get(place, candidate)
     # A line whose condition only tells the ranks from each other says nothing about the lines near it.
     usual = {place: found for place, found in clues.items() if Clue.ROLE not in found}
@@ -132,6 +134,10 @@ def rank(named: Iterable[Named], statements: Statements, most: int) -> list[Cand
             for place in remaining
         }
         chosen = max(remaining, key=scores.__getitem__)
+        near = [place for place in remaining if statements.near(place, chosen)]
+        # Only the line where a difference begins can be proven, of all lines near to it.
+        begins = (place for place in near if Clue.BEGINS in clues[place] and best[place].is_provable)
+        chosen = next(begins, chosen)
         ranked.append(best[chosen])
         remaining = [place for place in remaining if not statements.near(place, chosen)]
     return ranked

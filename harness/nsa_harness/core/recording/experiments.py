@@ -6,12 +6,12 @@ import ast
 import builtins
 import json
 import re
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
 from nsa_harness.core.recording.explanation import (
+    RETURNED,
     Candidate,
     Division,
     ExperimentKind,
@@ -24,17 +24,23 @@ from nsa_harness.core.recording.provability import counts_elements, is_result, n
 from nsa_harness.core.recording.recording import Execution, RankRecording, executions_of
 from nsa_harness.core.recording.source_statements import (
     LOOPS,
-    Path,
     Statement,
     called_names,
     except_clause,
     path_of,
     statement_at,
 )
+from nsa_harness.core.recording.value_texts import (
+    begins_length,
+    is_rank_number,
+    is_scalar,
+    lengths_of,
+    reference_of,
+)
 from nsa_harness.core.report import Place
+from nsa_harness.core.source_code.excerpt import names_rank
 
 MAX_OF_ORIGIN = 4  # experiments that test an origin
-_SIZE = re.compile(r"(?:\w+ \[)?(\d+)(?: items\b|[,\]])")  # at the begin of a container's or a tensor's text
 _TENSOR = re.compile(r"\w+ \[")
 _LEAVES = (ast.Return, ast.Continue, ast.Break, ast.Raise)
 _GENERATOR = "generator:"  # prefix of the name of a candidate whose value is the state of a random generator
@@ -76,6 +82,11 @@ def plan_experiments(
     )
     origins = origins[:MAX_OF_ORIGIN]
     decisions = [] if division is None or division.place.file is None else _for_decision(division, sources, handler)
+    if division is not None and (role := _for_role(division, explanation.candidates, sources)) is not None:
+        decisions = [
+            replace(one, proves_origin=True, origin=role) if one.kind is ExperimentKind.FORCE_BRANCH else one
+            for one in decisions
+        ]
     unique: dict[str, PlannedExperiment] = {}
     for planned in (*origins, *decisions):
         unique.setdefault(json.dumps(planned.instruction), planned)
@@ -93,13 +104,13 @@ def _is_normal_difference(candidate: Candidate, explanation: Explanation) -> boo
     Equal data would remove every difference, and so prove nothing. Data are containers and tensors. A draw is for the
     data if a value that the ranks should have reduced is computed from it.
     """
-    if candidate.kind is OriginKind.LEAK or _lengths(candidate)[1]:
+    if candidate.kind is OriginKind.LEAK or lengths_of(candidate)[1]:
         return False
     candidates, division = explanation.candidates, explanation.division
     shown = [*candidate.values, *(division.values if division else ())]
     texts = [text for value in shown if value.name == candidate.name for _, text in value.values]
     is_known = bool(texts) or not candidate.name or candidate.name.startswith(_GENERATOR)
-    if candidate.kind is not OriginKind.HASH_ORDER and not (is_known and all(map(_is_scalar, texts))):
+    if candidate.kind is not OriginKind.HASH_ORDER and not (is_known and all(map(is_scalar, texts))):
         return True
     seeds = candidate.kind is OriginKind.RANDOM or "seed" in candidate.name.lower()
     later = {(place.file, place.line) for place, _ in candidate.chain[1:]}
@@ -107,14 +118,6 @@ def _is_normal_difference(candidate: Candidate, explanation: Explanation) -> boo
         other.kind is OriginKind.MISSING_REDUCTION and (other.place.file, other.place.line) in later
         for other in candidates
     )
-
-
-def _lengths(candidate: Candidate) -> tuple[str, dict[int, int]]:
-    """Return the name and the lengths of a candidate's sequence, by rank, or no lengths if they are all the same."""
-    name = candidate.name.removeprefix("len(").removesuffix(")")
-    pairs = [pair for value in candidate.values if value.name == name for pair in value.values]
-    lengths = {rank: length for rank, text in pairs if (length := _length(text)) is not None}
-    return name, lengths if len(lengths) == len(pairs) and len({*lengths.values()}) > 1 else {}
 
 
 def _made_for_loop(
@@ -127,7 +130,7 @@ def _made_for_loop(
     used = {ast.unparse(node) for node in ast.walk(statement.node.iter) if isinstance(node, (ast.Name, ast.Attribute))}
     for value in division.values:
         loop = Candidate(place=division.place, kind=OriginKind.LENGTH, ranks=(), name=value.name, values=(value,))
-        if value.name not in used or not _lengths(loop)[1]:
+        if value.name not in used or not lengths_of(loop)[1]:
             continue
         made = {one.rank: _assignments(one, division.place, value.name) for one in recordings}
         lines = {execution.line for found in made.values() for execution in found}
@@ -138,7 +141,7 @@ def _made_for_loop(
                     texts.setdefault(name, []).append((rank, shown.text))
             values = tuple(RankValues(name=name, values=tuple(pairs)) for name, pairs in texts.items())
             origin = replace(loop, place=replace(division.place, line=min(lines), text=None), values=values)
-            if lengths := _lengths(origin)[1]:
+            if lengths := lengths_of(origin)[1]:
                 shortest = min(lengths.values())
                 return replace(origin, ranks=tuple(rank for rank in lengths if lengths[rank] > shortest))
     return None
@@ -153,36 +156,6 @@ def _assignments(recording: RankRecording, loop: Place, name: str) -> list[Execu
         for activation, execution in files
         if ("." in name or activation.function in functions) and any(other == name for other, _ in execution.writes)
     ]
-
-
-def _length(text: str) -> int | None:
-    """Return the number of items of a sequence or tensor from its recorded text, or None for any other value."""
-    if match := _SIZE.match(text):
-        return int(match[1])
-    try:
-        value = ast.literal_eval(text)
-    except (ValueError, SyntaxError, RecursionError, MemoryError):
-        return None
-    return len(value) if isinstance(value, (list, tuple)) else None
-
-
-def _begins_length(candidate: Candidate) -> bool:
-    """Return whether the statement gets only numbers and lengths that are the same on all ranks."""
-    name, _ = _lengths(candidate)
-    for value in candidate.values:
-        texts = {text for _, text in value.values}
-        sizes = {length for text in texts if (length := _length(text)) is not None}
-        is_number = len(texts) > 1 and all(map(_is_scalar, texts)) and not _is_rank_number(value, path_of(value.name))
-        if value.name not in (name, candidate.name) and (is_number or len(sizes) > 1):
-            return False
-    return True
-
-
-def _is_scalar(text: str) -> bool:
-    try:
-        return not isinstance(ast.literal_eval(text), (list, tuple, dict, set))
-    except (ValueError, SyntaxError, RecursionError, MemoryError):
-        return text.lstrip("-") in ("inf", "nan")
 
 
 def _without_downstream_proof(
@@ -210,6 +183,8 @@ def _without_downstream_proof(
     if planned.kind is ExperimentKind.EQUAL_LENGTH:
         return replace(planned, proves_origin=not is_downstream)
     if planned.kind is ExperimentKind.SET_VALUE and planned.instruction["after"] is True:
+        # What a function of the program returns begins to differ inside of the function.
+        planned = replace(planned, proves_origin=not is_result(candidate.place, sources))
         loads = [
             other for other in candidates if other.kind is OriginKind.RESTORED_STATE and _hands_on(other, candidate)
         ]
@@ -268,7 +243,7 @@ def _has_other_inputs(candidate: Candidate) -> bool:
     return any(
         value.name != candidate.name
         and len({text for _, text in value.values}) > 1
-        and not _is_rank_number(value, path_of(value.name))
+        and not is_rank_number(value, path_of(value.name))
         for value in candidate.values
     )
 
@@ -286,7 +261,7 @@ def _for_candidate(
     """
     statement = statement_at(candidate.place, sources)
     values = [value for value in candidate.values if value.name == candidate.name]
-    reference, ranks = _reference(values, _involved_ranks(candidate, division))
+    reference, ranks = reference_of(values, _involved_ranks(candidate, division))
     plan = partial(_planned, index, candidate.place, reference=reference, ranks=ranks)
     callers = _callers(candidate.caller or candidate.place, sources)
     undo = partial(_planned, index, candidate.place, ExperimentKind.UNDO_LEAK, callers=callers)
@@ -294,12 +269,12 @@ def _for_candidate(
     if path and statement is not None and not _uses(statement, str(path[0][1])):
         path = ()  # the name that another function has for the value
     involved = _involved_ranks(candidate, division)
-    if lengths := _lengths(candidate)[1]:
-        name = _lengths(candidate)[0]
+    if lengths := lengths_of(candidate)[1]:
+        name = lengths_of(candidate)[0]
         is_after = statement is not None and not isinstance(statement.node, LOOPS) and statement.assigns(name)
         shortest = min(lengths, key=lambda rank: (lengths[rank], rank))
         others = tuple(rank for rank in involved if rank != shortest)
-        if path_of(name) and is_after and _begins_length(candidate):
+        if path_of(name) and is_after and begins_length(candidate):
             force = partial(plan, ExperimentKind.EQUAL_LENGTH, name=name, is_after=is_after)
             yield force(reference=shortest, ranks=others)
         return
@@ -309,6 +284,9 @@ def _for_candidate(
         if others:
             force = partial(_planned, index, place, ExperimentKind.FORCE_BRANCH, is_of_decision=True)
             yield force(reference=others[0], ranks=handler.ranks, origin=handler)
+    if candidate.is_provable and any(value.name == RETURNED for value in candidate.values):
+        yield from _for_result(index, candidate, division, sources)
+        return
     if _decides_by_tensors(candidate, statement) and (division is None or _is_same(division.place, candidate.place)):
         force = partial(plan, ExperimentKind.FORCE_BRANCH, occurrence=candidate.occurrence)
         known = replace(candidate, kind=OriginKind.MISSING_REDUCTION, is_provable=True)
@@ -326,7 +304,7 @@ def _for_candidate(
     elif candidate.kind is OriginKind.HASH_ORDER:
         yield replace(plan(ExperimentKind.FIX_HASH_SEED), env=(("PYTHONHASHSEED", "0"),))
     is_equal = any(len(value.values) > 1 and len({text for _, text in value.values}) == 1 for value in values)
-    is_of_rank = any(_is_rank_number(value, path) for value in values)
+    is_of_rank = any(is_rank_number(value, path) for value in values)
     if path and candidate.kind not in _NOT_VALUES and not is_equal and not is_of_rank:
         is_after = statement is not None and any(map(statement.assigns, _prefixes(candidate.name)))
         is_temporary = not is_after and _only_decides(statement)
@@ -338,6 +316,46 @@ def _for_candidate(
         yield force(occurrence=candidate.occurrence)
 
 
+def _for_result(
+    index: int, candidate: Candidate, division: Division | None, sources: Mapping[str, str]
+) -> Iterator[PlannedExperiment]:
+    """Yield the experiment in which all ranks get the number that a function returned on one rank.
+
+    The number is set after the first statement that assigns it to a name. If a condition uses it at once, the ranks
+    take the same decision instead.
+    """
+    results = next(value for value in candidate.values if value.name == RETURNED)
+    if not all(is_scalar(text) for _, text in results.values) or counts_elements(candidate, sources):
+        return
+    reference, ranks = reference_of((results,), _involved_ranks(candidate, division))
+    plan = partial(_planned, index, reference=reference, ranks=ranks, origin=candidate)
+    for place, name in candidate.chain[1:]:
+        statement = statement_at(place, sources)
+        if (
+            statement is not None
+            and path_of(name)
+            and statement.assigns(name)
+            and not isinstance(statement.node, LOOPS)
+        ):
+            yield plan(place, ExperimentKind.SET_VALUE, name=name, is_after=True)
+            return
+    statement = statement_at(division.place, sources) if division is not None else None
+    if division is not None and _only_decides(statement):
+        yield plan(division.place, ExperimentKind.FORCE_BRANCH, occurrence=division.occurrence)
+
+
+def _for_role(division: Division, candidates: Sequence[Candidate], sources: Mapping[str, str]) -> Candidate | None:
+    """Return the condition at the division, if only the number of the rank decides there who makes an operation."""
+    statement = statement_at(division.place, sources)
+    test = statement.node.test if statement is not None and isinstance(statement.node, ast.If) else None
+    is_by_rank = isinstance(test, ast.Compare) and names_rank(ast.unparse(test))
+    others = [value for value in division.values if not is_rank_number(value, path_of(value.name))]
+    differing = [value for value in others if len({text for _, text in value.values}) > 1]
+    if candidates and _is_same(candidates[0].place, division.place) and is_by_rank and not differing:
+        return replace(candidates[0], kind=OriginKind.RANK, is_provable=True)
+    return None
+
+
 def _handler(division: Division, candidates: Sequence[Candidate], sources: Mapping[str, str]) -> Candidate | None:
     """Return the `except` clause in which some ranks went on from a division, unless a number made them differ.
 
@@ -346,7 +364,7 @@ def _handler(division: Division, candidates: Sequence[Candidate], sources: Mappi
     """
     has_number = any(
         len(texts := {text for _, text in value.values}) > 1
-        and all(map(_is_scalar, texts))
+        and all(map(is_scalar, texts))
         and "'" not in "".join(texts)
         for value in division.values
         if len(value.values) == sum(len(ranks) for ranks, _ in division.ways)
@@ -443,8 +461,8 @@ def _for_decision(
     for value in division.values:
         path = path_of(value.name)
         texts = {text for _, text in value.values}
-        if path and len(texts) > 1 and all(map(_is_scalar, texts)) and not _is_rank_number(value, path):
-            reference, others = _reference((value,), ranks)
+        if path and len(texts) > 1 and all(map(is_scalar, texts)) and not is_rank_number(value, path):
+            reference, others = reference_of((value,), ranks)
             is_temporary = _only_decides(statement)
             yield plan(
                 ExperimentKind.SET_VALUE, name=value.name, reference=reference, ranks=others, is_temporary=is_temporary
@@ -542,15 +560,6 @@ def _involved_ranks(candidate: Candidate, division: Division | None) -> tuple[in
     return tuple(sorted(ways or set(candidate.ranks) | {0}))
 
 
-def _reference(values: Sequence[RankValues], ranks: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:
-    """Return the rank whose value most ranks have, and the other ranks. The lowest rank wins a tie."""
-    pairs = values[0].values if values else ()
-    involved = sorted({*ranks, *(rank for rank, _ in pairs)}) or [0]
-    counts = Counter(text for _, text in pairs)
-    reference = min(pairs, key=lambda pair: (-counts[pair[1]], pair[0]))[0] if pairs else involved[0]
-    return reference, tuple(rank for rank in involved if rank != reference)
-
-
 def _prefixes(name: str) -> Iterator[str]:
     """Yield a name such as "cfg.steps['eval']" and the names of the objects that hold it: "cfg.steps" and "cfg"."""
     while name and name != "self":
@@ -559,18 +568,6 @@ def _prefixes(name: str) -> Iterator[str]:
 
 
 _NOT_VALUES = (OriginKind.EXCEPTION, OriginKind.CALL, OriginKind.HASH_ORDER, OriginKind.LEAK)
-
-
-def _is_rank_number(value: RankValues, path: Path) -> bool:
-    """Return whether a value is the number of the rank, without which the ranks cannot work."""
-    is_named_rank = bool(path) and str(path[-1][1]).lower() in (
-        "rank",
-        "local_rank",
-        "global_rank",
-        "world_rank",
-        "is_main",
-    )
-    return is_named_rank or (len(value.values) > 1 and all(text == str(rank) for rank, text in value.values))
 
 
 def _seeds(statement: Statement | None) -> bool:

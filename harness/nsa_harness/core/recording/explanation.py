@@ -8,6 +8,8 @@ from enum import StrEnum
 
 from nsa_harness.core.report import Place
 
+RETURNED = "return"  # name of the value that a function returned
+
 
 class OriginKind(StrEnum):
     """The kind of statement or event that made a value differ between the ranks."""

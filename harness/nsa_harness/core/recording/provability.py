@@ -115,6 +115,10 @@ class Provability:
     def _communicates(self, trace: Trace, execution: int) -> bool:
         return any(execution == owner or execution in trace.outer(owner) for owner in trace.owners)
 
+    def communicates(self, number: int, execution: int) -> bool:
+        """Return whether an execution of a trace, or a function that it calls, communicates with other ranks."""
+        return self._communicates(self._traces[number], execution)
+
     def is_own_leak(self, step: Step, pair: Pair) -> bool:
         """Return whether only the number of the rank led to the extra call of a leak."""
         return step.is_leak and self.is_provable(step, OriginKind.LEAK, pair)
@@ -141,7 +145,7 @@ class Provability:
         if parting is None or not self._is_counter(step, pair):
             return False
         header = self._statements.header(trace.place(parting[0][side]))
-        if kind_of_text(header) not in (OriginKind.UNKNOWN, *OF_RANK):
+        if kind_of_text(header) not in (OriginKind.UNKNOWN, *OF_RANK) and not _needs_rank(header):
             return False  # such as a file, which differs for a reason that no value shows
         named = [cause for cause in slicer.slice(parting[0]) if cause.name and not cause.is_object]
         if named:
@@ -162,6 +166,16 @@ class Provability:
         side, execution = step.execution
         recorded = self._traces[pair[side]].executions[execution]
         return next((value for name, value in (*recorded.writes, *recorded.reads) if name == step.name), None)
+
+
+def _needs_rank(header: str) -> bool:
+    """Return whether a condition can only be true on the ranks with some number, whatever else it tests."""
+    try:
+        test = ast.parse(header, mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
+    parts = test.values if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And) else []
+    return bool(parts) and isinstance(parts[0], ast.Compare) and names_rank(ast.unparse(parts[0]))
 
 
 def uses(step: Step) -> Iterator[Step]:

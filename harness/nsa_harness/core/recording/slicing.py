@@ -45,6 +45,14 @@ class Step:
         first, second = self.executions
         return (0, first) if first is not None else (1, second or 0)
 
+    @property
+    def both(self) -> Executions:
+        """The executions of both ranks. Raise ValueError if only one of them executed it."""
+        first, second = self.executions
+        if first is None or second is None:
+            raise ValueError("only one rank executed this step")
+        return first, second
+
 
 class Slicer:
     """Slices of two traces."""
