@@ -133,6 +133,44 @@ HANDLED = """
             continue
         dist.all_reduce(x)
 """
+SCORE = """
+def score(data):
+    return float(data.mean())
+"""
+SCORED = """
+    data = torch.arange(40.0).view(40, 1) + 7 * rank
+    for step in range(40):
+        dist.all_reduce(x)
+        worst = score(data[step])
+        if worst > 12:
+            dist.broadcast(x, 0)
+"""
+# The data of a rank are the same, but an object that cannot be read holds the limit of each rank.
+LIMIT = """
+class Limit:
+    __slots__ = ("_value",)
+
+    def __init__(self, rank):
+        self._value = lambda: 12 + rank
+
+    def get(self):
+        return self._value()
+"""
+LIMITED = """
+    limit = Limit(rank)
+    for step in range(40):
+        dist.all_reduce(x)
+        last = limit.get()
+        if step > last:
+            dist.broadcast(x, 0)
+"""
+ROLE = """
+    for step in range(40):
+        dist.all_reduce(x)
+        if step >= 12:
+            if rank == 0:
+                dist.broadcast(x, 0)
+"""
 DATABASE = """
     import sqlite3
     sqlite3.connect("shared.db").close()
@@ -189,6 +227,28 @@ def test_a_handler_of_one_rank_is_the_origin_if_the_ranks_go_on_without_the_exce
     assert (answer["result"], experiments(answer)) == ("certain", [("force_branch", "origin")]), said(ran)
     origin = answer["explanation"]["candidates"][answer["origin"]]
     assert "except ValueError" in origin["place"]["text"], said(ran)
+
+
+@pytest.mark.slow
+def test_a_number_that_a_function_makes_of_data_is_proven_in_the_function(workspace):
+    ran, answer = why(workspace, SCORED, SCORE)
+    assert (answer["result"], experiments(answer)) == ("certain", [("set_value", "origin")]), said(ran)
+    origin = answer["explanation"]["candidates"][answer["origin"]]
+    assert origin["place"]["text"] == "return float(data.mean())", said(ran)
+    assert "returns different values on the ranks" in said(ran)
+
+
+@pytest.mark.slow
+def test_a_number_out_of_an_object_that_cannot_be_read_is_no_proven_origin(workspace):
+    ran, answer = why(workspace, LIMITED, LIMIT)
+    assert answer["result"] == "decision", said(ran)
+
+
+@pytest.mark.slow
+def test_a_role_that_alone_makes_an_operation_of_all_ranks_is_the_origin(workspace):
+    ran, answer = why(workspace, ROLE)
+    assert (answer["result"], experiments(answer)) == ("certain", [("force_branch", "origin")]), said(ran)
+    assert answer["explanation"]["candidates"][answer["origin"]]["place"]["text"] == "if rank == 0:", said(ran)
 
 
 @pytest.mark.slow

@@ -14,7 +14,14 @@ from render_samples import MIXED
 from why_samples import ANSWERS, CERTAIN, COUNTER, EXPLANATION, line
 
 from nsa_harness.core.experiment.why import WhyReport
-from nsa_harness.core.recording.explanation import Candidate, ExperimentKind, OriginKind, PlannedExperiment, RankValues
+from nsa_harness.core.recording.explanation import (
+    RETURNED,
+    Candidate,
+    ExperimentKind,
+    OriginKind,
+    PlannedExperiment,
+    RankValues,
+)
 from nsa_harness.errors import StoredRunError
 from nsa_harness.render.documents.html import report_html
 from nsa_harness.render.documents.schemas import Document, json_schema
@@ -110,6 +117,17 @@ def test_each_kind_of_origin_has_its_sentence_and_remedy_with_and_without_a_name
         OriginKind.EARLY_COPY, OriginKind.STALE_PARAMETERS, OriginKind.UNSYNCHRONIZED,
     }  # fmt: skip
     assert (sentence == decides) == (kind not in named)
+
+
+def test_a_number_that_a_function_returns_is_told_as_its_result() -> None:
+    results = RankValues(name=RETURNED, values=((0, "0.75"), (1, "0.25")))
+    origin = Candidate(
+        place=line(3, "return f"), kind=OriginKind.MISSING_REDUCTION, ranks=(1,), occurrence=4, values=(results,)
+    )
+    told = list(texts.sentences(replace(EXPLANATION, candidates=(origin,)), origin, texts.namer_of([origin.place])))
+    assert told[0].startswith("train.py:3 returns different values on the ranks (")
+    assert told[1].startswith("At its execution 4")
+    assert told[1].endswith("the function returns 0.75 on rank 0 and 0.25 on rank 1.")
 
 
 @pytest.mark.parametrize("kind", ExperimentKind)

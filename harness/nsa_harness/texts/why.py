@@ -14,6 +14,7 @@ from nsa_harness.core.diagnosis.confidence import EvidenceKind
 from nsa_harness.core.diagnosis.explanation import json_facts, make_finding
 from nsa_harness.core.outcome.wording import shorten
 from nsa_harness.core.recording.explanation import (
+    RETURNED,
     Candidate,
     Division,
     Explanation,
@@ -82,6 +83,8 @@ def remedy(candidate: Candidate, namer: Namer) -> str:
 
 def makes(candidate: Candidate, namer: Namer) -> str:
     """Return what the line of a candidate does, such as "takes `bad` from this rank's own data"."""
+    if not candidate.name and candidate.values and candidate.values[0].name == RETURNED:
+        return f"returns different values on the ranks ({title(candidate.kind)})"
     if not candidate.name and candidate.kind not in _WITHOUT_NAME:
         return f"decides differently on the ranks ({title(candidate.kind)})"
     return _render(candidate, "makes", namer)
@@ -156,7 +159,8 @@ def _first_difference(origin: Candidate, division: Division | None) -> str:
     at = f"At its execution {origin.occurrence}, " if origin.occurrence > 1 else "There, "
     if division is not None and division.step is not None:
         at = f"{at.removesuffix(', ')} (step {division.step}), "
-    return f"{at}`{values.name}` is {values_text(values)}."
+    subject = "the function returns" if values.name == RETURNED else f"`{values.name}` is"
+    return f"{at}{subject} {values_text(values)}."
 
 
 def values_text(values: RankValues) -> str:
