@@ -138,11 +138,11 @@ def score(data):
     return float(data.mean())
 """
 SCORED = """
-    data = torch.arange(40.0).view(40, 1) + 7 * rank
+    data = torch.arange(80.0).view(40, 2) + 7 * rank
     for step in range(40):
         dist.all_reduce(x)
         worst = score(data[step])
-        if worst > 12:
+        if worst > 24:
             dist.broadcast(x, 0)
 """
 # The data of a rank are the same, but an object that cannot be read holds the limit of each rank.

@@ -318,6 +318,13 @@ class Candidates(CandidateBuilder):
                     candidate = self._only_beginning(candidate, step, beginnings)
                 yield clue, candidate
 
+    def _comes_from_unknown(self, steps: Sequence[Step], pair: Pair) -> bool:
+        """Return whether a difference comes out of an object that could not be read."""
+        beginnings = Beginnings(self.traces, pair, self.facts.slicer(pair))
+        ends = [step for step in steps if step.is_origin and not step.is_object and None not in step.executions]
+        kinds = (OriginKind.UNKNOWN, OriginKind.MISSING_REDUCTION)
+        return any(self.facts.kind(step, pair) in kinds and not beginnings.is_of_known_data(step.both) for step in ends)
+
     def _only_beginning(self, candidate: Candidate, step: Step, beginnings: Beginnings) -> Candidate:
         """Return the candidate as a provable origin: all that differs at the division comes from it alone."""
         side, execution = step.execution
@@ -392,7 +399,8 @@ class Candidates(CandidateBuilder):
             if values is not None:
                 others = tuple(other for other in at_division.values if other.name != values.name)
                 kind, name = OriginKind.MISSING_REDUCTION, values.name
-                is_provable = self.facts.is_decided_by_data(judged.row, steps, judged.pair)
+                is_data = self.facts.is_decided_by_data(judged.row, steps, judged.pair)
+                is_provable = is_data and not self._comes_from_unknown(steps, judged.pair)
                 values_first = (values, *others)
                 return replace(at_division, kind=kind, name=name, values=values_first, is_provable=is_provable)
         return at_division
