@@ -50,7 +50,7 @@ class Step:
         """The executions of both ranks. Raise ValueError if only one of them executed it."""
         first, second = self.executions
         if first is None or second is None:
-            raise ValueError("only one rank executed this step")
+            raise ValueError("one rank alone")
         return first, second
 
 
