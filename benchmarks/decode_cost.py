@@ -31,13 +31,12 @@ from benchmarks.kernel_model import code_row  # noqa: E402
 from benchmarks.roofline import Shape  # noqa: E402
 from nsa_attention import attention  # noqa: E402
 from nsa_attention.config import ALL_BRANCHES, CI, Implementation  # noqa: E402
-from nsa_attention.decode import Cache, step  # noqa: E402
+from nsa_attention.decode import new_caches, step  # noqa: E402
 from nsa_attention.model import TinyLM  # noqa: E402
 from nsa_attention.ops import backends  # noqa: E402
-from nsa_attention.ops.fused.paged_attention import attend_pages  # noqa: E402
-from nsa_attention.ops.paged_attention import PagedAttentionConfig, PagedRows  # noqa: E402
+from nsa_attention.ops.cached_attention import CachedAttentionConfig, CachedRows, Kind  # noqa: E402
+from nsa_attention.ops.fused.cached import attend_pages  # noqa: E402
 from nsa_attention.ops.selection import Selection  # noqa: E402
-from nsa_attention.paged_decode import PagedCache  # noqa: E402
 
 TOKENS = (8192, 65536)
 SEQUENCES = (1, 32)
@@ -101,9 +100,10 @@ def paged_launches(
     page_len = shape.select_len
     columns = -(-shape.tokens // page_len)
     pages = shape.groups, page_len, shape.width
-    rows = PagedRows(
-        keys=torch.empty(3 * columns, *pages, dtype=dtype),
-        values=torch.empty(3 * columns, *pages[:2], shape.value_width, dtype=dtype),
+    keys = torch.empty(3 * columns, *pages, dtype=dtype)
+    values = torch.empty(3 * columns, *pages[:2], shape.value_width, dtype=dtype)
+    rows = CachedRows(
+        memory=dict.fromkeys(Kind, (keys, values)),
         tables=torch.zeros(sequences, 3, columns, dtype=torch.int32),
         lengths=torch.full((sequences,), shape.tokens, dtype=torch.int32),
         longest=shape.tokens,
@@ -115,7 +115,7 @@ def paged_launches(
     return list(noted_launches)
 
 
-def _attention_config(shape: Shape) -> PagedAttentionConfig:
+def _attention_config(shape: Shape) -> CachedAttentionConfig:
     selection = Selection(
         block_len=shape.block_len,
         block_stride=shape.block_stride,
@@ -123,7 +123,7 @@ def _attention_config(shape: Shape) -> PagedAttentionConfig:
         select_count=shape.select_count,
         scale=shape.width**-0.5,
     )
-    return PagedAttentionConfig(selection=selection, window=shape.window, branches=ALL_BRANCHES)
+    return CachedAttentionConfig(selection=selection, window=shape.window, branches=ALL_BRANCHES)
 
 
 def layer_bytes(shape: Shape, sequences: int, size: int = 2) -> dict[str, Any]:
@@ -144,35 +144,32 @@ def layer_bytes(shape: Shape, sequences: int, size: int = 2) -> dict[str, Any]:
 
 def host_rows() -> dict[str, dict[str, int]]:
     """Return, for each kind of cache, the number of torch operations and kernel launches per layer."""
-
-    def paged_cache(config: Any) -> PagedCache:
-        return PagedCache(config, sequences=2, pages=64)
-
     variants = {
-        "one memory, plain torch": (Implementation.EAGER, Cache),
-        "pages, plain torch": (Implementation.EAGER, paged_cache),
-        "pages, fused": (Implementation.TRITON, paged_cache),
+        "one memory, plain torch": (Implementation.EAGER, None),
+        "pages, plain torch": (Implementation.EAGER, 64),
+        "pages, fused": (Implementation.TRITON, 64),
     }
     return {
         name: {
             kind: two_layers - one_layer
             for (kind, one_layer), two_layers in zip(with_one_layer.items(), with_two_layers.values(), strict=True)
         }
-        for name, (implementation, cache) in variants.items()
-        for with_one_layer, with_two_layers in [[_host_work(layers, implementation, cache) for layers in (1, 2)]]
+        for name, (implementation, pages) in variants.items()
+        for with_one_layer, with_two_layers in [[_host_work(layers, implementation, pages) for layers in (1, 2)]]
     }
 
 
-def _host_work(layers: int, implementation: Implementation, make: Any) -> dict[str, int]:
+def _host_work(layers: int, implementation: Implementation, pages: int | None) -> dict[str, int]:
     """Count the torch operations and kernel launches in one decoding step."""
     config = replace(CI, layers=layers)
-    model, cache = TinyLM.from_config(config, implementation), make(config)
+    model = TinyLM.from_config(config, implementation)
+    caches = new_caches(model, 2, pages=pages)
     with torch.no_grad(), without_kernels() as noted_launches, force_triton_on_cpu(), _like_on_a_gpu():
         for tokens in (40, 1):
-            step(model, torch.zeros(2, tokens, dtype=torch.long), cache)
+            step(model, torch.zeros(2, tokens, dtype=torch.long), caches)
         noted_launches.clear()
         with OperationCounter() as operations:
-            step(model, torch.zeros(2, 1, dtype=torch.long), cache)
+            step(model, torch.zeros(2, 1, dtype=torch.long), caches)
     return {"operations": sum(operations.counts.values()), "launches": len(noted_launches)}
 
 

@@ -111,13 +111,12 @@ def reported_files() -> dict[str, str]:
     branch = _without_words((ops / "per_token.py").read_text())
     for name, neutral in (("PerTokenLoop", "SelectedBranch"), ("per_token", "selected_branch")):
         branch = branch.replace(name, neutral)
-    dispatch = (ops / "dispatch.py").read_text().replace("from .per_token import PerTokenLoop\n", "")
+    imports = "from .selected_branch import SelectedBranch\n"
+    dispatch = (ops / "dispatch.py").read_text().replace("from .per_token import PerTokenLoop\n", imports)
     condition = "if requested is Implementation.PER_TOKEN:"
     if dispatch.count(condition) != 1:
         raise SystemExit("case_study: dispatch.py no longer chooses the loop in one place")
     dispatch = dispatch.replace(condition, "if requested:").replace("PerTokenLoop", "SelectedBranch")
-    imports = "from .selected_branch import SelectedBranch\n"
-    dispatch = dispatch.replace("from .paged_attention", f"{imports}from .paged_attention")
     return {"ops/selected_branch.py": branch, "ops/dispatch.py": dispatch}
 
 

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -38,6 +38,9 @@ from .ops.packed import PackedLayout, packed_layout
 from .ops.rotary import cos_sin_at, rotary_frequencies, rotate
 from .ops.selection import Selection
 from .ops.table_cache import cached_table
+
+if TYPE_CHECKING:
+    from .kv_cache import KVCache
 
 Pair = tuple[Tensor, Tensor]  # the keys and values of a branch
 # The names that NSAttention has for fields of LayerConfig.
@@ -177,6 +180,7 @@ class NSAttention(nn.Module):
         positions: Tensor | None = None,
         cu_seqlens: Tensor | None = None,
         *,
+        cache: KVCache | None = None,
         context: TokenContext | None = None,
     ) -> Tensor:
         """Return the output of the layer, shape [B, T, dim], for tokens `x` of shape [B, T, dim].
@@ -187,9 +191,22 @@ class NSAttention(nn.Module):
         attend to each other, and default positions start from 0 in each sequence. On a GPU, a new `cu_seqlens` is read
         by the host once, which waits for the device.
 
+        With a `cache` of `new_cache`, the tokens continue its sequences and are appended to it. They attend to all
+        tokens of their sequence, and have the positions after those. `positions` and `cu_seqlens` must then be None.
+
         `context` is for models that compute the facts about the tokens once for all layers, instead of the arguments
-        above. Raises ValueError that lists every invalid argument.
+        above. Raises ValueError that lists every invalid argument, also for tokens that the cache cannot take. Raises
+        OutOfPagesError if too few pages are free.
         """
+        if cache is not None:
+            from .kv_cache import attend_with_cache  # which imports this module
+
+            _check_arguments(self.config.dim, x, positions, cu_seqlens)
+            if positions is not None or cu_seqlens is not None:
+                raise ValueError(
+                    "NSAttention: positions and cu_seqlens: expected None, because the cache has positions"
+                )
+            return attend_with_cache(self, x, cache)
         if context is None:
             context = self._context(x, positions, cu_seqlens)
         q_BHTD, raw = self.project(x, context.cos_sin)
@@ -262,6 +279,30 @@ class NSAttention(nn.Module):
         return any(
             part._forward_hooks or part._forward_pre_hooks or part._backward_hooks or part._backward_pre_hooks
             for part in (self.cmp, self.sel, self.win)
+        )
+
+    def new_cache(
+        self,
+        batch_size: int | None = None,
+        *,
+        max_tokens: int | None = None,
+        page_size: int | None = None,
+        pages: int | None = None,
+        shared_with: KVCache | None = None,
+    ) -> KVCache:
+        """Return an empty KV cache for `batch_size` sequences, for inference with `layer(x, cache=cache)`.
+
+        A sequence has at most `max_tokens` tokens; None: memory grows with the longest sequence. With `pages` or
+        `page_size`, keys and values are stored in a pool of `pages` pages of `page_size` rows, and a sequence takes
+        only the pages it needs. `page_size` is a multiple of `block_size`, by default one that 16 divides as well;
+        `pages` is by default enough for `max_tokens` in every sequence. `shared_with` is the cache of another layer
+        that gets the same tokens: both then share the lengths and the page table. Raises ValueError and CannotRunError
+        for values that do not go together.
+        """
+        from .kv_cache import new_cache  # which imports this module
+
+        return new_cache(
+            self.config, batch_size, max_tokens=max_tokens, page_size=page_size, pages=pages, shared_with=shared_with
         )
 
     def mix(self, x: Tensor, outputs: Sequence[Tensor]) -> Tensor:
@@ -340,12 +381,18 @@ class Projection(nn.Linear):
         return super().forward(x_BTM) if product is None else product
 
 
-def project_together(x_BTM: Tensor, projections: Sequence[Sequence[Projection]]) -> list[list[Tensor]]:
+# With fewer tokens, copying the weights into one matrix takes longer than it saves.
+MIN_JOINED_TOKENS = 16
+
+
+def project_together(x_BTM: Tensor, projections: Sequence[Sequence[Projection]]) -> list[list[Tensor | None]]:
     """Apply several projections to the same input with a single matrix product.
 
-    The results have the nesting of `projections`. The weights stay separate parameters, because they are named, sharded
-    and saved separately.
+    The results have the nesting of `projections`. For few tokens they are all None, and each projection later computes
+    its own. The weights stay separate parameters, because they are named, sharded and saved separately.
     """
+    if x_BTM.shape[:-1].numel() < MIN_JOINED_TOKENS:
+        return [[None] * len(group) for group in projections]
     flat = [projection for group in projections for projection in group]
     product = functional.linear(x_BTM, torch.cat([projection.weight for projection in flat]))
     parts = iter(product.split([projection.out_features for projection in flat], -1))
@@ -508,7 +555,7 @@ class SlidingBranch(AttentionBranch):
         return output
 
 
-def keys_and_values(part: AttentionBranch | VanillaAttention, x_BTM: Tensor, products: Sequence[Tensor]) -> Pair:
+def keys_and_values(part: AttentionBranch | VanillaAttention, x_BTM: Tensor, products: Sequence[Tensor | None]) -> Pair:
     """Return the keys [B, G, T, D] and values [B, G, T, E] of an attention branch, before rotary embeddings.
 
     `products` are the results of both projections (`project_together`).
@@ -536,12 +583,16 @@ class VanillaAttention(nn.Module):
         self.v_proj = Projection(config.dim, config.groups * config.d_v)
         self.out_proj = nn.Linear(config.heads * config.d_v, config.dim, bias=False)
 
-    def forward(self, x_BTM: Tensor, *, context: TokenContext) -> Tensor:
-        """Return the output of the layer, shape [B, T, M]."""
+    def forward(self, x_BTM: Tensor, *, cache: KVCache | None = None, context: TokenContext | None = None) -> Tensor:
+        """Return the output of the layer, shape [B, T, M], with either a cache or the facts about the tokens."""
+        if cache is not None:
+            from .kv_cache import attend_with_cache  # which imports this module
+
+            return attend_with_cache(self, x_BTM, cache)
+        assert context is not None
         cos_sin, _, layout = context
-        (query_product,), kv_products = project_together(x_BTM, [[self.q_proj], [self.k_proj, self.v_proj]])
-        q_BHTD = rotate(split_heads(self.q_proj(x_BTM, query_product), self.config.heads), cos_sin)
-        k_BGTD, v_BGTE = keys_and_values(self, x_BTM, kv_products)
+        q_BHTD, raw = self.project(x_BTM, cos_sin)
+        k_BGTD, v_BGTE = raw[Branch.SEL]
         k_BGTD = rotate(k_BGTD, cos_sin)
         lengths = layout.lengths if layout else (x_BTM.shape[1],)
         outputs = [
@@ -550,6 +601,12 @@ class VanillaAttention(nn.Module):
         ]
         output = outputs[0] if layout is None else torch.cat(outputs, 2)
         return self.out_proj(output.transpose(1, 2).flatten(2))
+
+    def project(self, x: Tensor, cos_sin: Tensor) -> tuple[Tensor, dict[Branch, Pair]]:
+        """Return what NSAttention.project returns; the only keys and values are those of all tokens, as of SEL."""
+        (query_product,), products = project_together(x, [[self.q_proj], [self.k_proj, self.v_proj]])
+        q_BHTD = rotate(split_heads(self.q_proj(x, query_product), self.config.heads), cos_sin)
+        return q_BHTD, {Branch.SEL: keys_and_values(self, x, products)}
 
 
 def split_heads(x_BTM: Tensor, heads: int) -> Tensor:

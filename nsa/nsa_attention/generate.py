@@ -18,11 +18,11 @@ from torch import Tensor
 
 from .checkpoints.load import read_weights
 from .config import Attention, Implementation
-from .decode import Cache, next_logits
+from .decode import new_caches, next_logits
+from .kv_cache import KVCache
 from .model import TinyLM
 from .ops.dispatch import MissingImplementationError
-from .paged_decode import PagedCache
-from .pages import pages_needed
+from .pages import default_page_size, pages_needed
 from .settings import Option, SettingsError
 from .values import existing_checkpoint, not_negative, one_of, whole, word
 from .world import CannotRunError, join_ranks
@@ -37,22 +37,23 @@ def generate(
     new_tokens: int,
     temperature: float = 0.0,
     generator: torch.Generator | None = None,
-    cache: Cache | PagedCache | None = None,
+    caches: Sequence[KVCache] | None = None,
 ) -> Tensor:
     """Return each prompt followed by `new_tokens` generated tokens, shape [B, T + new_tokens].
 
     Temperature 0 takes the most likely token (of equally likely tokens the lowest); above 0, tokens are sampled with
-    `generator`, which must be on the model's device. `cache` must be empty; None creates a contiguous cache. Raises
-    ValueError for an empty prompt, CannotRunError for attention stock, and OutOfPagesError if a paged cache is full.
+    `generator`, which must be on the model's device. `caches` (of new_caches) must be empty; None creates caches
+    without pages. Raises ValueError for an empty prompt, CannotRunError for attention stock, and OutOfPagesError if too
+    few pages are free.
     """
-    return torch.cat((prompt_BT, *generate_tokens(model, prompt_BT, new_tokens, temperature, generator, cache)), 1)
+    return torch.cat((prompt_BT, *generate_tokens(model, prompt_BT, new_tokens, temperature, generator, caches)), 1)
 
 
 def generate_each(
     model: TinyLM,
     prompts: Sequence[Tensor],
     new_tokens: Sequence[int],
-    cache: PagedCache,
+    caches: Sequence[KVCache],
     temperature: float = 0.0,
     generator: torch.Generator | None = None,
 ) -> list[Tensor]:
@@ -66,13 +67,13 @@ def generate_each(
     for position in range(max(new_tokens, default=0)):
         for number in [number for number in new_tokens_by_sequence if new_tokens[number] == position]:
             del new_tokens_by_sequence[number]
-            cache.end(number)
-        picked_R1 = _pick_tokens(next_logits(model, new_tokens_by_sequence, cache), temperature, generator)
+            caches[0].end(number)
+        picked_R1 = _pick_tokens(next_logits(model, new_tokens_by_sequence, caches), temperature, generator)
         for number, token_1 in zip(new_tokens_by_sequence, picked_R1, strict=True):
             tokens_by_sequence[number].append(token_1)
             new_tokens_by_sequence[number] = token_1
     for number in new_tokens_by_sequence:
-        cache.end(number)
+        caches[0].end(number)
     return [torch.cat(tokens) for tokens in tokens_by_sequence]
 
 
@@ -82,13 +83,13 @@ def generate_tokens(
     new_tokens: int,
     temperature: float = 0.0,
     generator: torch.Generator | None = None,
-    cache: Cache | PagedCache | None = None,
+    caches: Sequence[KVCache] | None = None,
 ) -> Iterator[Tensor]:
     """Generate tokens like `generate`, but yield each token [B, 1] as soon as it is known."""
     _check(prompt_BT.shape[1], temperature)
-    cache, unread_BC = Cache(model.config) if cache is None else cache, prompt_BT
+    caches, unread_BC = new_caches(model, len(prompt_BT)) if caches is None else caches, prompt_BT
     for _ in range(new_tokens):
-        unread_BC = _pick_tokens(next_logits(model, unread_BC, cache), temperature, generator)
+        unread_BC = _pick_tokens(next_logits(model, unread_BC, caches), temperature, generator)
         yield unread_BC
 
 
@@ -207,21 +208,21 @@ def _write_text(model: TinyLM, request: Request) -> None:
     characters = codecs.getincrementaldecoder("utf-8")("replace")
     prompt_BT = torch.tensor([list(prompt)], device=device)
     sys.stdout.write(prompt.decode("utf-8", "replace"))
-    cache = _empty_cache(model, request, len(prompt) + request.tokens)
-    for token in generate_tokens(model, prompt_BT, request.tokens, request.temperature, generator, cache):
+    caches = _empty_caches(model, request, len(prompt) + request.tokens)
+    for token in generate_tokens(model, prompt_BT, request.tokens, request.temperature, generator, caches):
         # A larger vocabulary has tokens beyond the 256 bytes. They are shown like an invalid UTF-8 byte.
         sys.stdout.write(characters.decode(bytes([min(int(token), BYTES - 1)])))
         sys.stdout.flush()
     sys.stdout.write(characters.decode(b"", final=True) + "\n")
 
 
-def _empty_cache(model: TinyLM, request: Request, tokens: int) -> Cache | PagedCache:
-    config = model.config
-    fits_a_gpu = model.embed.weight.is_cuda and config.attention is Attention.NSA
+def _empty_caches(model: TinyLM, request: Request, tokens: int) -> list[KVCache]:
+    fits_a_gpu = model.embed.weight.is_cuda and model.config.attention is Attention.NSA
     if request.cache == "contiguous" or (request.cache == "auto" and not fits_a_gpu):
-        return Cache(config)
-    pages = request.pages or pages_needed(config, tokens, request.page_len)
-    return PagedCache(config, sequences=1, pages=pages, page_len=request.page_len)
+        return new_caches(model, 1, max_tokens=tokens)
+    page_size = request.page_len or default_page_size(model.config)
+    pages = request.pages or pages_needed(model.config, tokens, page_size)
+    return new_caches(model, 1, max_tokens=tokens, page_size=page_size, pages=pages)
 
 
 def _read_request(arguments: Sequence[str]) -> Request:

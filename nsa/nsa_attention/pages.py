@@ -1,68 +1,60 @@
-"""A pool of pages for cached keys and values, and tables that list the pages of each sequence.
+"""The pages of a paged KV cache: a pool of free pages, and the page table, which lists the pages of each sequence.
 
-A page has room for `page_len` rows of keys and values in every layer and group; its number is the same in all layers. A
-row is a token or a compressed block. Each branch of a sequence has its own pages, listed in the tables: row r of a kind
-is row r % page_len of the page in column r // page_len.
+A page has room for `page_size` rows of keys and values of all groups. Its number is the same in all layers that share
+the table. A row is a token or a compressed block. Each branch of a sequence has its own pages: row r of a kind is row
+r % page_size of the page in column r // page_size. (flash-attn 2 calls such a table `block_table`.)
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from enum import IntEnum
+from collections.abc import Collection, Iterator, Mapping
 
 import torch
 from torch import Tensor
 
-from .config import Attention, Branch, NSAConfig
+from .config import Attention, Branch, LayerConfig, NSAConfig
 from .ops.attend import CompletedBlocks
+from .ops.cached_attention import Kind
 from .world import CannotRunError
 
-# A tensor core multiplies 16 rows at a time. With page lengths that 16 divides, these rows never span two pages.
+# A tensor core multiplies 16 rows at a time. With page sizes that 16 divides, these rows never span two pages.
 MIN_PAGE_ALIGNMENT = 16
 MIN_COLUMNS = 16
-
-
-class Kind(IntEnum):
-    """The kind of rows that a page contains.
-
-    The value is the index in the second dimension of the tables.
-    """
-
-    BLOCKS = 0  # compressed blocks, or block means if the layer has no compressed branch
-    TOKENS = 1  # tokens of the selected branch
-    WINDOW = 2  # tokens of the sliding branch
 
 
 class OutOfPagesError(CannotRunError):
     """Raised if more pages are needed than are free in the pool."""
 
 
-def default_page_len(config: NSAConfig) -> int:
-    """Return the default page length in rows."""
+def default_page_size(config: LayerConfig) -> int:
+    """Return the default page size in rows."""
     return math.lcm(config.select_len, MIN_PAGE_ALIGNMENT)
 
 
-def pages_needed(config: NSAConfig, tokens: int, page_len: int | None = None) -> int:
+def pages_needed(config: LayerConfig, tokens: int, page_size: int | None = None, *, later_chunks: bool = False) -> int:
     """Return the maximum number of pages that a sequence of `tokens` tokens owns at the same time.
 
-    `page_len` is the page length in rows; None means the default length.
+    `page_size` is in rows; None means the default size. After a prompt of any length, tokens are appended one by one,
+    or with `later_chunks` also several at once.
     """
-    length = page_len or default_page_len(config)
-    whole = -(-tokens // length)
-    blocks = CompletedBlocks(config.block_len, config.block_stride).count(tokens)
-    # The window may start at the last row of a page.
-    counts = {
-        Kind.BLOCKS: -(-blocks // length),
-        Kind.TOKENS: whole,
-        Kind.WINDOW: min(whole, (config.window - 2) // length + 2),
-    }
-    return sum(counts[kind] for kind in stored_kinds(config))
+    size = page_size or default_page_size(config)
+    counts = {kind: -(-rows_of(config, kind, tokens) // size) for kind in stored_kinds(config)}
+    if Kind.WINDOW in counts and not later_chunks:
+        # The window may start at the last row of a page.
+        counts[Kind.WINDOW] = min(counts[Kind.WINDOW], (config.window - 2) // size + 2)
+    return sum(counts.values())
 
 
-def stored_kinds(config: NSAConfig) -> tuple[Kind, ...]:
-    """Return the kinds of rows that a layer of this model caches."""
+def is_dense(config: LayerConfig) -> bool:
+    """Return whether a layer with this configuration is the dense control layer."""
+    return isinstance(config, NSAConfig) and config.attention is Attention.VANILLA
+
+
+def stored_kinds(config: LayerConfig) -> tuple[Kind, ...]:
+    """Return the kinds of rows that a layer caches."""
+    if is_dense(config):
+        return (Kind.TOKENS,)
     cached = {
         Kind.BLOCKS: Branch.CMP in config.branches or Branch.SEL in config.branches,
         Kind.TOKENS: Branch.SEL in config.branches,
@@ -71,112 +63,81 @@ def stored_kinds(config: NSAConfig) -> tuple[Kind, ...]:
     return tuple(kind for kind, is_cached in cached.items() if is_cached)
 
 
-@dataclass(kw_only=True)
-class PageRange:
-    """The pages of a sequence for one kind of rows.
-
-    They are in consecutive columns of the table, starting at `first`.
-    """
-
-    first: int = 0
-    pages: list[int] = field(default_factory=list)
-
-    @property
-    def stop(self) -> int:
-        return self.first + len(self.pages)
+def rows_of(config: LayerConfig, kind: Kind, tokens: int) -> int:
+    """Return the number of rows of a kind in a sequence of `tokens` tokens."""
+    return CompletedBlocks(config.block_len, config.block_stride).count(tokens) if kind is Kind.BLOCKS else tokens
 
 
-@dataclass(kw_only=True)
-class PagedSequence:
-    """The length of a sequence in tokens, and the pages it owns."""
+class PageTable:
+    """The pages that each sequence owns, on the host and as a table on the device, and the free pages."""
 
-    tokens: int = 0
-    pages_by_kind: dict[Kind, PageRange] = field(default_factory=dict)
+    def __init__(self, config: LayerConfig, sequences: int, pages: int, page_size: int | None) -> None:
+        """Create an empty table. `page_size` is in rows, or None for the default size.
 
-
-class Pool:
-    """A pool of free pages, identified by their numbers."""
-
-    def __init__(self, pages: int) -> None:
-        self.size = pages
-        self._free = list(range(pages - 1, -1, -1))
-
-    @property
-    def free(self) -> int:
-        return len(self._free)
-
-    def take(self) -> int:
-        """Take a free page from the pool, and return its number."""
-        return self._free.pop()
-
-    def release(self, pages: list[int]) -> None:
-        self._free += reversed(pages)
-
-
-class PageTables:
-    """The lengths and pages of all sequences in a batch, on the host and as a table on the device."""
-
-    def __init__(self, config: NSAConfig, sequences: int, pages: int, page_len: int | None) -> None:
-        """Create empty tables. `page_len` is in rows, or None for the default length.
-
-        Raises CannotRunError for attention without NSA branches, and if `page_len` is not a multiple of select_len.
+        Raises CannotRunError for dense attention, and if a selected block would not lie in one page.
         """
-        if config.attention is not Attention.NSA:
+        if is_dense(config):
+            raise CannotRunError("attention vanilla has no branches to keep in pages; use attention nsa")
+        self.page_size = default_page_size(config) if page_size is None else page_size
+        if self.page_size < 1 or self.page_size % config.select_len:
             raise CannotRunError(
-                f"shape {config.name}: attention {config.attention} has no branches to keep in pages; use attention nsa"
+                f"page size: expected a multiple of {config.select_len}, the length of a selected block, "
+                f"got {self.page_size}: a selected block lies in one page"
             )
-        self.page_len = default_page_len(config) if page_len is None else page_len
-        if self.page_len < 1 or self.page_len % config.select_len:
-            raise CannotRunError(
-                f"page_len: expected a multiple of select_len ({config.select_len}), got {self.page_len}: "
-                "a selection block lies in one page"
-            )
-        self.pool = Pool(pages)
-        self.sequences = [PagedSequence() for _ in range(sequences)]
-        self._config, self._stored_kinds = config, stored_kinds(config)
+        self.pages, self._config = pages, config
+        self._free = list(range(pages - 1, -1, -1))
+        # Per sequence and kind, the page of each column, in ascending order of the columns.
+        self.owned: list[dict[Kind, dict[int, int]]] = [
+            {kind: {} for kind in stored_kinds(config)} for _ in range(sequences)
+        ]
         self._table: Tensor | None = None  # [sequences, 3, columns], int32; None before the first token
         # Pages by sequence, kind and column that `_table` does not contain yet.
         self._not_in_table: dict[tuple[int, int, int], int] = {}
 
-    def reserve(self, counts: Mapping[int, int]) -> None:
-        """Reserve pages for new tokens. `counts` maps the number of a sequence to the number of its new tokens.
+    @property
+    def free(self) -> int:
+        """Return the number of free pages."""
+        return len(self._free)
 
-        Pages before a sequence's window are released first. Raises OutOfPagesError without taking any page if the pool
-        has too few.
+    def reserve(self, growth: Mapping[int, tuple[int, int]], prompts: Collection[int]) -> None:
+        """Reserve pages for new tokens. `growth` maps sequences to their numbers of tokens before and after.
+
+        `prompts` are the sequences whose new tokens run through the layer's own forward pass, so that only the window
+        of the last token is read later. Pages before a sequence's window are released first. Raises OutOfPagesError
+        without taking any page if too few are free.
         """
-        missing = []
-        for number, count in counts.items():
-            sequence = self.sequences[number]
-            self._free_pages_before_window(sequence)
-            missing += [(number, *column_key) for column_key in self._missing_pages(sequence, count)]
-        if len(missing) > self.pool.free:
+        for number, (before, _) in growth.items():
+            self._release_before_window(number, before)
+        missing = [
+            (number, *place)
+            for number, (before, after) in growth.items()
+            for place in self._missing(number, after if number in prompts else before, after)
+        ]
+        if len(missing) > self.free:
+            new_tokens = sum(after - before for before, after in growth.values())
             raise OutOfPagesError(
-                f"pages: {len(missing)} more are needed for {sum(counts.values())} tokens of {len(counts)} sequences, "
-                f"and {self.pool.free} of {self.pool.size} are free, of {self.page_len} rows each; "
+                f"pages: {len(missing)} more are needed for {new_tokens} tokens of {len(growth)} sequences, "
+                f"and {self.free} of {self.pages} are free, of {self.page_size} rows each; "
                 "end a sequence, or give the cache more pages (--pages)"
             )
         for number, kind, column in missing:
-            page_range = self.sequences[number].pages_by_kind.setdefault(kind, PageRange(first=column))
-            page_range.pages.append(self.pool.take())
-            self._not_in_table[number, kind, column] = page_range.pages[-1]
+            page = self.owned[number][kind][column] = self._free.pop()
+            self._not_in_table[number, kind, column] = page
 
     def end(self, number: int) -> None:
         """Release all pages of a sequence."""
-        for page_range in self.sequences[number].pages_by_kind.values():
-            self.pool.release(page_range.pages)
-        self.sequences[number] = PagedSequence()
+        for pages in self.owned[number].values():
+            self._free += reversed(pages.values())
+            pages.clear()
 
-    def table(self, device: torch.device) -> Tensor:
-        """Return the table of page numbers as a tensor on `device`, int32, shape [sequences, 3, columns].
+    def on(self, device: torch.device) -> Tensor:
+        """Return the page numbers as a tensor on `device`, int32, shape [sequences, 3, columns].
 
         Entries for which a sequence owns no page contain arbitrary valid page numbers.
         """
-        columns = max(
-            (page_range.stop for sequence in self.sequences for page_range in sequence.pages_by_kind.values()),
-            default=0,
-        )
+        columns = max((column + 1 for *_, column in self._not_in_table), default=1)
         if self._table is None or columns > self._table.shape[2]:
-            self._table = self._enlarged_table(columns, device)
+            self._table = self._enlarged(columns, device)
         if self._not_in_table:
             new_entries = [(*place, page) for place, page in self._not_in_table.items()]
             *indices, page = torch.tensor(new_entries, device=device).unbind(1)
@@ -188,29 +149,25 @@ class PageTables:
         """Return the position of the first token in the sliding window of the token at position `tokens`."""
         return max(0, tokens - self._config.window + 1)
 
-    def _free_pages_before_window(self, sequence: PagedSequence) -> None:
-        page_range = sequence.pages_by_kind.get(Kind.WINDOW)
-        if page_range is not None:
-            over = min(self.first_in_window(sequence.tokens) // self.page_len - page_range.first, len(page_range.pages))
-            self.pool.release(page_range.pages[:over])
-            page_range.first, page_range.pages = page_range.first + over, page_range.pages[over:]
+    def _release_before_window(self, number: int, tokens: int) -> None:
+        pages = self.owned[number].get(Kind.WINDOW, {})
+        for column in [column for column in pages if column < self.first_in_window(tokens) // self.page_size]:
+            self._free.append(pages.pop(column))
 
-    def _missing_pages(self, sequence: PagedSequence, count: int) -> Iterator[tuple[Kind, int]]:
-        """Yield the kind and column of each page that a sequence needs for `count` more tokens."""
-        end = sequence.tokens + count
-        rows = dict.fromkeys(self._stored_kinds, end)
-        if Kind.BLOCKS in rows:
-            rows[Kind.BLOCKS] = CompletedBlocks(self._config.block_len, self._config.block_stride).count(end)
-        for kind, stop in rows.items():
-            # A prompt runs through the layer's own forward pass, and later tokens never attend before the window.
-            is_prompt = count > 1 and not sequence.tokens
-            new = self.first_in_window(end) // self.page_len if kind is Kind.WINDOW and is_prompt else 0
-            page_range = sequence.pages_by_kind.get(kind, PageRange(first=new))
-            yield from ((kind, column) for column in range(page_range.stop, -(-stop // self.page_len)))
+    def _missing(self, number: int, first_query: int, after: int) -> Iterator[tuple[Kind, int]]:
+        """Yield the kind and column of each page that a sequence of `after` tokens lacks.
 
-    def _enlarged_table(self, columns: int, device: torch.device) -> Tensor:
+        No token before `first_query` reads the cache.
+        """
+        for kind, pages in self.owned[number].items():
+            first = self.first_in_window(first_query) // self.page_size if kind is Kind.WINDOW else 0
+            next_column = next(reversed(pages), first - 1) + 1
+            stop = -(-rows_of(self._config, kind, after) // self.page_size)
+            yield from ((kind, column) for column in range(next_column, stop))
+
+    def _enlarged(self, columns: int, device: torch.device) -> Tensor:
         capacity = max(MIN_COLUMNS, 1 << (columns - 1).bit_length())
-        table = torch.zeros(len(self.sequences), len(Kind), capacity, dtype=torch.int32, device=device)
+        table = torch.zeros(len(self.owned), len(Kind), capacity, dtype=torch.int32, device=device)
         if self._table is not None:
             table[:, :, : self._table.shape[2]] = self._table
         return table

@@ -13,12 +13,14 @@ from torch import Tensor
 from torch.nn import functional
 from touched import Touched
 
-from nsa_attention import decode
+from nsa_attention import kv_cache
 from nsa_attention.attention import BlockSelector, CompressedBranch, SlidingBranch, selection_from
 from nsa_attention.config import ALL_BRANCHES, Attention, Branch, Compression, Implementation, NSAConfig
-from nsa_attention.decode import Cache, GrowingRows, NSALayerCache, VanillaLayerCache, next_logits, prefill, step
+from nsa_attention.decode import new_caches, next_logits, prefill, step
+from nsa_attention.kv_cache import KVCache
 from nsa_attention.model import TinyLM
-from nsa_attention.ops.kv_cache_attention import selected_block_indices
+from nsa_attention.ops import cached_attention
+from nsa_attention.ops.cached_attention import Kind, selected_blocks
 from nsa_attention.ops.selection import EMPTY
 from nsa_attention.world import CannotRunError
 
@@ -42,16 +44,21 @@ def tokens(config: NSAConfig, length: int, batch: int = 2) -> Tensor:
 
 
 def one_by_one(model: TinyLM, inputs: Tensor) -> Tensor:
-    cache = Cache(model.config)
-    return torch.cat([step(model, token, cache) for token in inputs.split(1, 1)], 1)
+    caches = new_caches(model, len(inputs))
+    return torch.cat([step(model, token, caches) for token in inputs.split(1, 1)], 1)
 
 
 def in_chunks(model: TinyLM, inputs: Tensor, prompt: int, sizes: Iterator[int]) -> Tensor:
-    logits, cache = prefill(model, inputs[:, :prompt])
+    logits, caches = prefill(model, inputs[:, :prompt])
     parts = [logits]
-    while cache.tokens < inputs.shape[1]:
-        parts.append(step(model, inputs[:, cache.tokens : cache.tokens + next(sizes)], cache))
+    while (done := length(caches)) < inputs.shape[1]:
+        parts.append(step(model, inputs[:, done : done + next(sizes)], caches))
     return torch.cat(parts, 1)
+
+
+def length(caches: list[KVCache]) -> int:
+    (tokens,) = set(caches[0].lengths)
+    return tokens
 
 
 def assert_same(ours: Tensor, theirs: Tensor) -> None:
@@ -108,7 +115,7 @@ def test_a_chunk_that_is_worked_on_in_pieces_gives_the_same(
 ) -> None:
     model = sharp_model(replace(tiny, attention=attention))
     inputs = tokens(tiny, 60)
-    monkeypatch.setattr(decode, "MAX_CHUNK_TOKENS", 16)
+    monkeypatch.setattr(kv_cache, "MAX_CHUNK_TOKENS", 16)
     assert_same(in_chunks(model, inputs, 3, cycle((57,))), model(inputs))
 
 
@@ -131,14 +138,14 @@ def test_the_same_blocks_are_chosen_in_the_same_order(
 
 def spied_choices(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
     found: list[Tensor] = []
-    original = decode.selected_blocks
+    original = cached_attention.selected_blocks
 
     def spy(*arguments: object) -> Tensor:
         indices_NCn = original(*arguments)
         found.append(indices_NCn.unflatten(0, (-1, GROUPS)))
         return indices_NCn
 
-    monkeypatch.setattr(decode, "selected_blocks", spy)
+    monkeypatch.setattr(cached_attention, "selected_blocks", spy)
     return found
 
 
@@ -210,69 +217,69 @@ def test_a_step_reads_no_key_but_those_of_the_chosen_blocks(tiny: NSAConfig, mon
     model = sharp_model(replace(tiny, layers=1))
     inputs = tokens(tiny, TOKENS)
     expected = model(inputs)[:, -1:]
-    (_, cache), (_, poisoned) = prefill(model, inputs[:, :-1]), prefill(model, inputs[:, :-1])
+    (_, caches), (_, poisoned) = prefill(model, inputs[:, :-1]), prefill(model, inputs[:, :-1])
     decoded = spied_choices(monkeypatch)
-    step(model, inputs[:, -1:], cache)
+    step(model, inputs[:, -1:], caches)
     of_block = torch.arange(TOKENS - 1) // tiny.select_len
     unread_BGT = (decoded[0].transpose(2, 3) != of_block).all(2)
     assert unread_BGT.any(-1).all()
-    for rows in (memory_of(poisoned).sel_k, memory_of(poisoned).sel_v):
-        rows.all().masked_fill_(unread_BGT.unsqueeze(-1), torch.nan)
+    for rows in poisoned[0].rows[Kind.TOKENS]:
+        rows[:, :, : TOKENS - 1].masked_fill_(unread_BGT.unsqueeze(-1), torch.nan)
     assert_same(step(model, inputs[:, -1:], poisoned), expected)
 
 
-def memory_of(cache: Cache, layer: int = 0) -> NSALayerCache:
-    memory = cache.layers[layer]
-    assert isinstance(memory, NSALayerCache)
-    return memory
-
-
-@pytest.mark.parametrize("prompt", [0, 36])
-def test_window_and_pending_tokens_take_constant_memory(tiny: NSAConfig, prompt: int) -> None:
+@pytest.mark.parametrize("prompt", [0, 36, 100])
+def test_window_and_uncompressed_tokens_take_constant_memory(
+    tiny: NSAConfig, monkeypatch: pytest.MonkeyPatch, prompt: int
+) -> None:
+    monkeypatch.setattr(kv_cache, "MAX_CHUNK_TOKENS", 4)
+    monkeypatch.setattr(kv_cache, "MIN_CAPACITY", 1)
     model = TinyLM.from_config(replace(tiny, layers=1))
-    inputs = tokens(tiny, 60)
-    _, cache = prefill(model, inputs[:, :prompt])
+    inputs = tokens(tiny, 130)
+    _, caches = prefill(model, inputs[:, :prompt])
     for token in inputs[:, prompt:].split(1, 1):
-        step(model, token, cache)
-        memory = memory_of(cache)
-        kept = [memory.win_k.vectors, memory.win_v.vectors, memory.cmp_k.pending.vectors, memory.cmp_v.pending.vectors]
-        lengths = [tensor.shape[2] for tensor in kept]
-        blocks = max(0, (cache.tokens - tiny.block_len) // tiny.block_stride + 1)
-        pending = cache.tokens - blocks * tiny.block_stride
-        assert lengths == [min(cache.tokens, tiny.window - 1)] * 2 + [pending] * 2
-        assert pending <= tiny.block_len - 1
+        step(model, token, caches)
+        cache = caches[0]
+        assert all(rows.shape[1] == tiny.block_len - 1 for rows in cache.recent)
+        in_use = min(length(caches), tiny.window - 1 + 4)
+        capacities = [{rows.shape[2] for rows in cache.rows[kind]} for kind in Kind]
+        blocks = max(0, (length(caches) - tiny.block_len) // tiny.block_stride + 1)
+        # The next power of two: of all tokens, of the blocks, and of a window and the tokens that are new at once.
+        assert capacities == [{1 << (count - 1).bit_length()} for count in (max(1, blocks), length(caches), in_use)]
         # No view: what is kept holds nothing else in memory.
-        assert all(tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size() for tensor in kept)
-        assert memory.cmp_k.compressed.count == memory.cmp_v.compressed.count == blocks
+        kept = [*cache.recent, *cache.rows[Kind.WINDOW]]
+        assert all(rows.untyped_storage().nbytes() == rows.numel() * rows.element_size() for rows in kept)
 
 
 def test_a_cache_grows_by_doubling_and_copies_nothing_in_between(
     tiny: NSAConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(decode, "MIN_CAPACITY", 8)
+    monkeypatch.setattr(kv_cache, "MIN_CAPACITY", 8)
     model = sharp_model(replace(tiny, layers=1))
     inputs = tokens(tiny, 70, batch=1)
-    cache = Cache(model.config)
-    rows, seen, places = memory_of(cache).sel_k, [], set()
+    caches = new_caches(model, 1)
+    seen, places = [], set()
     logits = []
     for token in inputs.split(1, 1):
-        logits.append(step(model, token, cache))
-        seen.append(rows.capacity)
-        places.add(rows.all().data_ptr())
+        logits.append(step(model, token, caches))
+        rows = caches[0].rows[Kind.TOKENS][0]
+        seen.append(rows.shape[2])
+        places.add(rows.data_ptr())
     assert sorted(set(seen)) == [8, 16, 32, 64, 128]
     assert [seen.index(capacity) for capacity in (16, 32, 64, 128)] == [8, 16, 32, 64]
     assert len(places) <= 5
     assert_same(torch.cat(logits, 1), model(inputs))
 
 
-def test_rows_of_a_long_prompt_leave_room_for_the_first_tokens() -> None:
-    rows = GrowingRows()
-    rows.add(torch.randn(1, 2, 100, 3))
-    assert rows.capacity == 128
-    before = rows.all().clone()
-    rows.add(torch.randn(1, 2, 29, 3))
-    assert (rows.count, rows.capacity) == (129, 256)
-    assert torch.equal(rows.all()[:, :, :100], before)
+def test_rows_of_a_long_prompt_leave_room_for_the_first_tokens(tiny: NSAConfig) -> None:
+    model, inputs = TinyLM.from_config(tiny), tokens(tiny, 129)
+    _, caches = prefill(model, inputs[:, :100])
+    before = [rows.clone() for rows in caches[0].rows[Kind.TOKENS]]
+    assert [rows.shape[2] for rows in before] == [128, 128]
+    step(model, inputs[:, 100:], caches)
+    for rows, old in zip(caches[0].rows[Kind.TOKENS], before, strict=True):
+        assert rows.shape[2] == 256
+        assert torch.equal(rows[:, :, :100], old[:, :, :100])
 
 
 @pytest.mark.parametrize("attention", [Attention.NSA, Attention.VANILLA])
@@ -311,22 +318,22 @@ def test_huge_logits_stay_finite(tiny: NSAConfig) -> None:
 def test_the_logits_of_the_last_token_alone_are_those_of_the_chunk(tiny: NSAConfig) -> None:
     model = sharp_model(tiny)
     inputs = tokens(tiny, 12)
-    assert_same(next_logits(model, inputs, Cache(tiny)), prefill(model, inputs)[0][:, -1])
+    assert_same(next_logits(model, inputs, new_caches(model, 2)), prefill(model, inputs)[0][:, -1])
 
 
 def test_decoding_builds_no_graph_and_an_empty_prompt_is_one(tiny: NSAConfig) -> None:
     model = TinyLM.from_config(tiny)
-    logits, cache = prefill(model, tokens(tiny, 0))
-    assert (logits.shape, cache.tokens) == ((2, 0, tiny.vocab), 0)
-    assert not step(model, tokens(tiny, 3), cache).requires_grad
-    assert cache.tokens == 3
+    logits, caches = prefill(model, tokens(tiny, 0))
+    assert (logits.shape, length(caches)) == ((2, 0, tiny.vocab), 0)
+    assert not step(model, tokens(tiny, 3), caches).requires_grad
+    assert length(caches) == 3
 
 
 def test_tokens_of_another_batch_are_refused(tiny: NSAConfig) -> None:
     model = TinyLM.from_config(tiny)
-    _, cache = prefill(model, tokens(tiny, 3))
+    _, caches = prefill(model, tokens(tiny, 3))
     with pytest.raises(ValueError, match="tokens: 3 sequences, but the cache has 2; start a new one with prefill"):
-        step(model, tokens(tiny, 1, batch=3), cache)
+        step(model, tokens(tiny, 1, batch=3), caches)
 
 
 def test_the_stock_control_says_that_it_cannot(tiny: NSAConfig) -> None:
@@ -336,21 +343,22 @@ def test_the_stock_control_says_that_it_cannot(tiny: NSAConfig) -> None:
 
 
 def test_the_control_keeps_every_key_and_the_layer_only_what_it_may_look_at(tiny: NSAConfig) -> None:
-    _, cache = prefill(TinyLM.from_config(replace(tiny, branches=(Branch.WIN,))), tokens(tiny, TOKENS))
-    assert memory_of(cache).sel_k.count == memory_of(cache).cmp_k.compressed.count == 0
-    _, cache = prefill(TinyLM.from_config(replace(tiny, attention=Attention.VANILLA)), tokens(tiny, TOKENS))
-    assert all(isinstance(memory, VanillaLayerCache) and memory.k.count == TOKENS for memory in cache.layers)
+    _, caches = prefill(TinyLM.from_config(replace(tiny, branches=(Branch.WIN,))), tokens(tiny, TOKENS))
+    assert all(list(cache.rows) == [Kind.WINDOW] for cache in caches)
+    _, caches = prefill(TinyLM.from_config(replace(tiny, attention=Attention.VANILLA)), tokens(tiny, TOKENS))
+    assert all(list(cache.rows) == [Kind.TOKENS] for cache in caches)
+    assert all(rows.shape[2] >= TOKENS for cache in caches for rows in cache.rows[Kind.TOKENS])
 
 
 def touched_by_a_step(model: TinyLM, length: int) -> Touched:
     """By one token behind so many."""
     with torch.no_grad():
         inputs = tokens(model.config, length + 1, batch=1)
-        _, cache = prefill(model, inputs[:, :-1])
+        _, caches = prefill(model, inputs[:, :-1])
         # What a step of another length has computed is kept.
-        step(model, inputs[:, -1:], cache)
+        step(model, inputs[:, -1:], caches)
         with Touched() as touched:
-            step(model, inputs[:, -1:], cache)
+            step(model, inputs[:, -1:], caches)
     return touched
 
 
@@ -373,6 +381,6 @@ def test_topk_of_packed_ranks_chooses_what_a_stable_sort_chooses(tiny: NSAConfig
     numbers = selection_from(replace(tiny, select_count=7, block_len=8, block_stride=4, select_len=8))
     shares_NShC = torch.randint(3, (2, 60, 3, 4)).float()
     positions = torch.tensor([[240, 241, 250, 300]])
-    chosen = selected_block_indices(shares_NShC, positions, 40, numbers)
-    assert torch.equal(chosen, selected_block_indices(shares_NShC.double(), positions, 40, numbers))
+    chosen = selected_blocks(shares_NShC, positions, 40 * 8, numbers)
+    assert torch.equal(chosen, selected_blocks(shares_NShC.double(), positions, 40 * 8, numbers))
     assert all(len(row) > len(set(row)) for row in shares_NShC.sum(2).transpose(1, 2).flatten(0, 1).tolist())

@@ -217,12 +217,12 @@ def test_what_would_compute_nothing_of_a_shape_is_refused(wanted: str, config: d
 def test_tokens_from_a_cache_are_computed_by_plain_torch_or_not_at_all(wanted: Implementation) -> None:
     shape = replace(CI, layers=1, heads=2, groups=1, dim=16, vocab=9)
     model, token = TinyLM.from_config(shape, wanted), torch.zeros(1, 1, dtype=torch.long)
-    _, cache = prefill(model, token.expand(1, 5))  # the layer's own forward
+    _, caches = prefill(model, token.expand(1, 5))  # the layer's own forward
     with pytest.raises(
         MissingImplementationError, match=f"--impl {wanted}: only plain torch reads a cache without pages"
     ):
-        step(model, token, cache)
-    assert cache.tokens == 5
+        step(model, token, caches)
+    assert caches[0].lengths == [5]
 
 
 @pytest.mark.parametrize(

@@ -156,7 +156,7 @@ def test_the_command_goes_on_from_pages_with_the_same_text(trained: Trained, cap
     ("options", "message"),
     [
         (("--pages", "2"), "pages: 8 more are needed for 200 tokens of 1 sequences, and 2 of 2 are free, of 32 rows"),
-        (("--page-len", "40"), "page_len: expected a multiple of select_len (32), got 40"),
+        (("--page-len", "40"), "page size: expected a multiple of 32, the length of a selected block, got 40"),
         (("--impl", "dense"), "--impl dense: pages are read by plain torch or by the fused kernels; use --impl auto"),
     ],
     ids=["too few", "too short", "dense"],

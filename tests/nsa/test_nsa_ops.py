@@ -12,10 +12,10 @@ from torch import Tensor
 from nsa_attention.ops import attend, blockwise, kernels
 from nsa_attention.ops.attend import CompletedBlocks, compressed_attention, selected_attention, sliding_attention
 from nsa_attention.ops.backends import TiledBackend
+from nsa_attention.ops.cached_attention import block_probabilities, compressed_output
 from nsa_attention.ops.dense import DenseBackend
 from nsa_attention.ops.fused.backend import FusedBackend
 from nsa_attention.ops.kernels import BlockwiseKernel, EagerKernel, FusedCpuKernel, Kernel
-from nsa_attention.ops.kv_cache_attention import block_probabilities, compressed_output
 from nsa_attention.ops.per_token import PerTokenLoop
 from nsa_attention.ops.selection import (
     EMPTY,

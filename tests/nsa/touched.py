@@ -9,10 +9,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 GATHERS = ("index", "index_select", "gather", "embedding")
+SCATTERS = ("index_put_",)
 
 
 class Touched(TorchDispatchMode):
-    """Counts the elements that operations read and write; of a gather those that it takes."""
+    """Counts the elements that operations read and write; of a gather or scatter those that it takes or sets."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -23,7 +24,7 @@ class Touched(TorchDispatchMode):
         name = function._schema.name.removeprefix("aten::")
         self.names.add(name)
         if not function.is_view and name not in ("_unsafe_view", "detach", "alias"):
-            source = arguments[0] if name in GATHERS else None
+            source = arguments[0] if name in (*GATHERS, *SCATTERS) else None
             tensors = [one for one in tree_leaves((arguments, output)) if isinstance(one, Tensor) and one is not source]
             self.elements += sum(one.numel() for one in tensors)
         return output

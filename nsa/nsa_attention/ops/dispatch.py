@@ -1,7 +1,6 @@
 """The choice of an implementation for each part of the attention operation, with the reason for it.
 
-Dimensions: B batch, H query heads, G groups, T tokens, S keys, R new tokens, p pages, P rows of a page, D key width, E
-value width, c branches.
+Dimensions: B batch, H query heads, G groups, T tokens, S keys, R new tokens, D key width, E value width, c branches.
 """
 
 from __future__ import annotations
@@ -25,11 +24,11 @@ from .backends import (
     torch_flash_sliding,
 )
 from .blockwise import minimum_tokens, reason_blockwise_is_slower
+from .cached_attention import CachedAttentionConfig, CachedRows, outputs_of_branches
 from .dense import DenseBackend
 from .fused import MAX_HEADS_PER_GROUP, MAX_WIDTH
 from .kernels import KERNELS, BlockwiseKernel, EagerKernel, FusedCpuKernel, fused_cpu_reason
 from .mixing import gated_sum
-from .paged_attention import PagedAttentionConfig, PagedRows, outputs_of_branches
 from .per_token import PerTokenLoop
 
 _MIN_CAPABILITY = (8, 0)
@@ -161,27 +160,34 @@ def _raise_if_unavailable(implementation: str, reason: str | None) -> None:
         raise MissingImplementationError(f"--impl {implementation}: {reason}; use --impl auto")
 
 
-PagedAttention = Callable[[Tensor, Tensor, PagedRows, PagedAttentionConfig], Tensor]
+CachedAttention = Callable[[Tensor, Tensor, CachedRows, CachedAttentionConfig], Tensor]
 
 
-def implementation_for_paged(
-    requested: Implementation, q_1HRD: Tensor, k_pGPD: Tensor, v_pGPE: Tensor
-) -> tuple[PagedAttention, UsedImplementation]:
-    """Return the function for attention to keys and values in pages, and the reason for choosing it.
+def implementation_for_cached(
+    requested: Implementation, example_tensors: tuple[Tensor, Tensor, Tensor], *, is_paged: bool
+) -> tuple[CachedAttention, UsedImplementation]:
+    """Return the function for attention to cached keys and values, and the reason for choosing it.
 
-    The function returns the gated sum of the branches, [1, R, H, E]. Raises MissingImplementationError if the requested
-    implementation cannot read pages or does not support the tensors.
+    `example_tensors` are queries, keys and values of the same dtype, device and widths. The function returns the gated
+    sum of the branches, [1, R, H, E]. Raises MissingImplementationError if the requested implementation cannot read the
+    cache or does not support the tensors.
     """
-    if requested not in (Implementation.AUTO, Implementation.EAGER, Implementation.TRITON):
+    plain = (Implementation.AUTO, Implementation.EAGER)
+    if not is_paged and requested not in plain:
+        raise MissingImplementationError(
+            f"--impl {requested}: only plain torch reads a cache without pages; "
+            "use --impl auto or eager, or --cache paged"
+        )
+    if requested not in (*plain, Implementation.TRITON):
         _raise_if_unavailable(requested, "pages are read by plain torch or by the fused kernels")
-    _, used = implementation_for_select(requested, q_1HRD, k_pGPD, v_pGPE)
-    if used.name != "triton":
-        return _attend_pages_in_torch, used
-    attend: PagedAttention = _fused_module("paged_attention").attend_pages
+    _, used = implementation_for_select(requested, *example_tensors)
+    if not is_paged or used.name != "triton":
+        return _attend_in_torch, used if is_paged else UsedImplementation("eager", used.reason)
+    attend: CachedAttention = _fused_module("cached").attend_pages
     return attend, used
 
 
-def _attend_pages_in_torch(q_1HRD: Tensor, gates_c1HR: Tensor, rows: PagedRows, config: PagedAttentionConfig) -> Tensor:
+def _attend_in_torch(q_1HRD: Tensor, gates_c1HR: Tensor, rows: CachedRows, config: CachedAttentionConfig) -> Tensor:
     return gated_sum(outputs_of_branches(q_1HRD, rows, config), gates_c1HR)
 
 

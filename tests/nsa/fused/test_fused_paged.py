@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from nsa_attention.config import ALL_BRANCHES, Branch
-from nsa_attention.ops.fused import paged_attention as fused
+from nsa_attention.ops.cached_attention import CachedAttentionConfig, CachedRows, Kind, outputs_of_branches
+from nsa_attention.ops.fused import cached as fused
+from nsa_attention.ops.fused.cached import attend_and_select, attend_pages
 from nsa_attention.ops.fused.launch import CannotLaunchError, Tile, launches
-from nsa_attention.ops.fused.paged_attention import attend_and_select, attend_pages
 from nsa_attention.ops.mixing import gated_sum
-from nsa_attention.ops.paged_attention import PagedAttentionConfig, PagedRows, outputs_of_branches
 from nsa_attention.ops.selection import EMPTY, Selection, best_blocks
 
 SUBSETS = [subset for size in (1, 2, 3) for subset in combinations(ALL_BRANCHES, size)]
@@ -29,15 +29,15 @@ CASES = [
 ]
 
 
-def numbers(case: tuple, branches: tuple[Branch, ...] = ALL_BRANCHES) -> PagedAttentionConfig:
+def numbers(case: tuple, branches: tuple[Branch, ...] = ALL_BRANCHES) -> CachedAttentionConfig:
     _, length, stride, size, count, window, *_ = case
     selection = Selection(block_len=length, block_stride=stride, select_len=size, select_count=count, scale=0.4)
-    return PagedAttentionConfig(selection=selection, window=window, branches=branches)
+    return CachedAttentionConfig(selection=selection, window=window, branches=branches)
 
 
 def pages(
     case: tuple, dtype: torch.dtype = torch.float64, groups: int = 2, width: int = 4, value_width: int = 3
-) -> tuple[Tensor, Tensor, PagedRows]:
+) -> tuple[Tensor, Tensor, CachedRows]:
     """Queries, gates, and pages in disorder; what no sequence has is no number."""
     lengths, length, stride, *_, page_len, per_group = case
     longest = max(lengths)
@@ -52,18 +52,19 @@ def pages(
                 keys[page, :, row % page_len] = torch.randn(groups, width).to(dtype)
                 values[page, :, row % page_len] = torch.randn(groups, value_width).to(dtype)
     heads = groups * per_group
-    rows = PagedRows(keys=keys, values=values, tables=order.int(), lengths=torch.tensor(lengths).int(), longest=longest)
+    memory = dict.fromkeys(Kind, (keys, values))
+    rows = CachedRows(memory=memory, tables=order.int(), lengths=torch.tensor(lengths).int(), longest=longest)
     q = 2 * torch.randn(1, heads, len(lengths), width, dtype=dtype)
     gates = torch.rand(3, len(lengths), 1, heads, dtype=dtype).permute(0, 2, 3, 1)
     return q, gates, rows
 
 
-def by_torch(q: Tensor, gates: Tensor, rows: PagedRows, decided: PagedAttentionConfig) -> Tensor:
+def by_torch(q: Tensor, gates: Tensor, rows: CachedRows, decided: CachedAttentionConfig) -> Tensor:
     return gated_sum(outputs_of_branches(q, rows, decided), gates)
 
 
-def as_dtype(rows: PagedRows, dtype: torch.dtype) -> PagedRows:
-    return replace(rows, keys=rows.keys.to(dtype), values=rows.values.to(dtype))
+def as_dtype(rows: CachedRows, dtype: torch.dtype) -> CachedRows:
+    return replace(rows, memory=dict.fromkeys(Kind, tuple(tensor.to(dtype) for tensor in rows.pool)))
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -98,12 +99,12 @@ def test_into_however_many_parts_the_keys_are_cut_they_are_all_read_once(
 def test_the_blocks_are_those_that_training_chooses(case: tuple) -> None:
     """Also of more blocks than a chunk of the kernel has."""
     q, gates, rows = pages(case)
-    decided, groups = numbers(case), rows.keys.shape[1]
+    decided, groups = numbers(case), rows.groups
     _, chosen_RGn = attend_and_select(q, gates, rows, decided)
     for sequence, tokens in enumerate(case[0]):
-        blocks = decided.blocks(tokens)
-        page_R, inside_R = rows.tables[sequence, 0].long(), rows.keys.shape[2]
-        keys_GSD = rows.keys[page_R].transpose(0, 1).flatten(1, 2)[:, :blocks]
+        blocks = decided.pattern.count(tokens)
+        page_R, inside_R = rows.tables[sequence, 0].long(), rows.pool[0].shape[2]
+        keys_GSD = rows.pool[0][page_R].transpose(0, 1).flatten(1, 2)[:, :blocks]
         assert inside_R * len(page_R) >= blocks
         q_GhCD = q[0, :, sequence].unflatten(0, (groups, -1)).unsqueeze(2)
         best = best_blocks(q_GhCD, keys_GSD, tokens - 1, decided.selection)[:, 0]
@@ -148,9 +149,8 @@ def test_on_a_gpu_an_error_is_at_most_twice_that_of_torch(dtype: torch.dtype) ->
     case = ((3000, 1, 700, 64), 32, 16, 64, 48, 512, 64, 16)
     q, gates, rows = pages(case, dtype, width=128, value_width=128)
     q, gates = q.cuda(), gates.cuda()
-    rows = replace(
-        rows, keys=rows.keys.cuda(), values=rows.values.cuda(), tables=rows.tables.cuda(), lengths=rows.lengths.cuda()
-    )
+    memory = dict.fromkeys(Kind, tuple(tensor.cuda() for tensor in rows.pool))
+    rows = replace(rows, memory=memory, tables=rows.tables.cuda(), lengths=rows.lengths.cuda())
     exact = by_torch(q.double(), gates.double(), as_dtype(rows, torch.float64), numbers(case))
     theirs = (by_torch(q, gates, rows, numbers(case)) - exact).abs().max()
     assert (attend_pages(q, gates, rows, numbers(case)) - exact).abs().max() <= 2 * theirs

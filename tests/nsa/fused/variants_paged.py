@@ -16,8 +16,8 @@ import torch  # isort: skip
 from triton.runtime.jit import JITFunction
 
 from nsa_attention.config import ALL_BRANCHES
-from nsa_attention.ops.fused.paged_attention import attend_pages
-from nsa_attention.ops.paged_attention import PagedAttentionConfig, PagedRows
+from nsa_attention.ops.cached_attention import CachedAttentionConfig, CachedRows, Kind
+from nsa_attention.ops.fused.cached import attend_pages
 from nsa_attention.ops.selection import Selection
 
 SEQUENCES = (1, 2, 3, 16, 17)
@@ -31,10 +31,11 @@ def step(sequences: int, longest: int, width: int, dtype: torch.dtype) -> None:
     keys = torch.zeros(3 * columns, GROUPS, PAGE_LEN, width, dtype=dtype)
     tables = torch.zeros(sequences, 3, columns, dtype=torch.int32)
     lengths = torch.full((sequences,), longest, dtype=torch.int32)
-    rows = PagedRows(keys=keys, values=keys.clone(), tables=tables, lengths=lengths, longest=longest)
+    memory = dict.fromkeys(Kind, (keys, keys.clone()))
+    rows = CachedRows(memory=memory, tables=tables, lengths=lengths, longest=longest)
     q = torch.zeros(1, HEADS, sequences, width, dtype=dtype)
     gates = torch.zeros(1, sequences, 3, HEADS, dtype=dtype).permute(2, 0, 3, 1)
-    attend_pages(q, gates, rows, PagedAttentionConfig(selection=selection, window=20, branches=ALL_BRANCHES))
+    attend_pages(q, gates, rows, CachedAttentionConfig(selection=selection, window=20, branches=ALL_BRANCHES))
 
 
 def main(words: list[str]) -> None:

@@ -4,7 +4,7 @@ The first tile of each list is used if nothing was measured. On the GPUs of its 
 in half precision (`tests/nsa/fused/test_fused_compile.py`). The kernels of the forward pass and of the gradient of the
 queries hold rows; a row is one query and one head. The kernels for the gradients of keys and values hold keys.
 
-Paged decoding has its own list (`paged_attention.py`).
+Paged decoding has its own list (`cached.py`).
 """
 
 from __future__ import annotations

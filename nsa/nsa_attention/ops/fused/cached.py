@@ -1,4 +1,4 @@
-"""NSA for one new token per sequence, with keys and values in pages, as two Triton kernels.
+"""NSA for new tokens of cached sequences, with keys and values in pages, as two Triton kernels.
 
 One token is too little work for a GPU, so `cached_parts` splits the keys over several programs. Each attends to some
 compressed blocks, or to some tokens of the window, and writes a partial softmax; for compressed blocks it also writes
@@ -7,7 +7,7 @@ blocks, attends to them, combines the partial results, and sums the branches wit
 
 Rows of pages are found through the table of their sequence, so no key is copied.
 
-Dimensions: R new tokens, one per sequence, H query heads, G groups, P rows of a page, D key width, E value width, n
+Dimensions: B sequences, R new tokens, H query heads, G groups, P rows of a page, D key width, E value width, n
 selected blocks per query. Inside a kernel: h heads of a group, padded, K keys, C selection blocks of a chunk, N blocks
 to keep, padded.
 """
@@ -19,7 +19,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ...config import Branch
-from ..paged_attention import BLOCKS, TOKENS, WINDOW, PagedAttentionConfig, PagedRows
+from ..cached_attention import CachedAttentionConfig, CachedRows, Kind
 from .device import load_heads, load_rows, power, store_heads
 from .importance import LAST_INDEX, block_of_tap, taps_per_block, weight_of_tap, with_chunk
 from .launch import (
@@ -41,14 +41,14 @@ from .tuning import TuningKey, run_best
 MIN_PROGRAMS = 256
 MIN_PART_ROWS = 256
 LOG_CHUNK = 6
-_BLOCKS, _TOKENS, _WINDOW = tl.constexpr(BLOCKS), tl.constexpr(TOKENS), tl.constexpr(WINDOW)
+_BLOCKS, _TOKENS, _WINDOW = (tl.constexpr(int(kind)) for kind in Kind)
 _INFINITE = tl.constexpr(float("inf"))
 
 
 def attend_pages(
-    q_1HRD: Tensor, gates_c1HR: Tensor, rows: PagedRows, config: PagedAttentionConfig, *, tile: Tile | None = None
+    q_1HRD: Tensor, gates_c1HR: Tensor, rows: CachedRows, config: CachedAttentionConfig, *, tile: Tile | None = None
 ) -> Tensor:
-    """Return the gated sum of the branch outputs, [1, R, H, E], for one new token per sequence.
+    """Return the gated sum of the branch outputs, [1, R, H, E], for the new tokens of the sequences.
 
     Raises CannotLaunchError for tensors that the kernels do not support.
     """
@@ -56,31 +56,31 @@ def attend_pages(
 
 
 def attend_and_select(
-    q_1HRD: Tensor, gates_c1HR: Tensor, rows: PagedRows, config: PagedAttentionConfig, *, tile: Tile | None = None
+    q_1HRD: Tensor, gates_c1HR: Tensor, rows: CachedRows, config: CachedAttentionConfig, *, tile: Tile | None = None
 ) -> tuple[Tensor, Tensor]:
     """Return the gated sum of the branch outputs, [1, R, H, E], and the indices of the selected blocks, [R, G, n].
 
     For a layer without the selected branch, the indices are uninitialized.
     """
-    check_attention(cached_parts, q_1HRD, rows.keys, rows.values)
+    keys, values = rows.pool
+    check_attention(cached_parts, q_1HRD, keys, values)
     check_dtypes(cached_parts, gates_c1HR)
     _, heads, tokens, _ = q_1HRD.shape
-    output = rows.values.new_empty(1, tokens, heads, rows.values.shape[-1])
-    places = config.selection.select_count
-    indices = rows.tables.new_empty(tokens, rows.keys.shape[1], places)
+    rows = rows.per_token(tokens // len(rows.lengths))
+    output = values.new_empty(1, tokens, heads, values.shape[-1])
+    indices = rows.lengths.new_empty(tokens, rows.groups, config.selection.select_count)
 
     def run(size: Tile) -> None:
         _launch(size, q_1HRD, gates_c1HR, rows, config, indices, output)
 
     if tile is None:
-        tuning_key = TuningKey.of(cached_parts.__name__, q_1HRD, rows.keys, rows.values, _pattern(config))
-        run_best(run, tuning_key, candidate_tiles)
+        run_best(run, TuningKey.of(cached_parts.__name__, q_1HRD, keys, values, _pattern(config)), candidate_tiles)
     else:
         run(tile)
     return output, indices
 
 
-def _pattern(config: PagedAttentionConfig) -> str:
+def _pattern(config: CachedAttentionConfig) -> str:
     selection = config.selection
     lengths = f"l={selection.block_len} d={selection.block_stride} l'={selection.select_len} w={config.window}"
     return f"paged {'+'.join(config.branches)} {lengths} n={selection.select_count}"
@@ -95,24 +95,29 @@ def _launch(
     tile: Tile,
     q_1HRD: Tensor,
     gates_c1HR: Tensor,
-    rows: PagedRows,
-    config: PagedAttentionConfig,
+    rows: CachedRows,
+    config: CachedAttentionConfig,
     indices: Tensor,
     output: Tensor,
 ) -> None:
+    assert rows.tables is not None
     _, heads, tokens, _ = q_1HRD.shape
-    groups, width = rows.keys.shape[1], rows.values.shape[-1]
-    uses_blocks = config.branches != (Branch.WIN,)
-    blocks = config.blocks(rows.longest) if uses_blocks else 0
-    keys = _keys_per_step(tile.keys, rows.keys.shape[2])
+    (k, v), groups, selection = rows.pool, rows.groups, config.selection
+    page_size, width = k.shape[2], v.shape[-1]
+    blocks = config.pattern.count(rows.longest) if config.branches != (Branch.WIN,) else 0
+    keys = _keys_per_step(tile.keys, page_size)
     # The loop over the window starts at a multiple of the step, so its first step may contain keys before the window.
     window = min(config.window + keys - 1, rows.longest) if Branch.WIN in config.branches else 0
     part_rows = _rows_per_part(tokens * groups, blocks + window, keys)
     block_parts, window_parts = -(-blocks // part_rows), -(-window // part_rows)
     parts = block_parts + window_parts
     sizes = {
-        **kernel_constants(q_1HRD, rows.keys, rows.values, config.selection.scale),
-        **_shared_constants(rows, config),
+        **kernel_constants(q_1HRD, k, v, selection.scale),
+        "BLOCK_LEN": selection.block_len,
+        "BLOCK_STRIDE": selection.block_stride,
+        "PAGE_LEN": page_size,
+        "COMPRESSES": int(Branch.CMP in config.branches),
+        "SELECTS": int(Branch.SEL in config.branches),
     }
     del sizes["SCALE"]
     # tl.dot needs at least 16 rows.
@@ -120,18 +125,15 @@ def _launch(
     # Buffers for scores and partial softmax results. Separate tensors start at multiples of 16 bytes for any lengths.
     stats = tokens * heads * parts
     buffer_sizes = (tokens * groups * blocks * sizes["HEADS_PADDED"], stats * width, stats, stats)
-    scores, partial, highest, total = (
-        q_1HRD.new_empty(size, dtype=accumulator_dtype(q_1HRD.dtype)) for size in buffer_sizes
-    )
+    buffers = [q_1HRD.new_empty(size, dtype=accumulator_dtype(q_1HRD.dtype)) for size in buffer_sizes]
     q, _, *q_strides = with_strides(q_1HRD)
     gate_strides = [gates_c1HR.stride(axis) for axis in (0, 2, 3)]
-    shared_arguments = (rows.tables, rows.lengths, scores, partial, highest, total)
+    cache = (k, v, rows.tables, rows.lengths, *buffers)
     lengths = (groups, blocks, parts, *rows.tables.stride()[:2], block_parts)
     launch(
         cached_parts,
         tokens * groups * parts,
-        *(q, *q_strides, rows.keys, rows.values, *shared_arguments),
-        *(*lengths, part_rows),
+        *(q, *q_strides, *cache, *lengths, part_rows),
         **sizes,
         SPAN=config.window,
         KEYS=keys,
@@ -141,10 +143,15 @@ def _launch(
     launch(
         cached_output,
         tokens * groups,
-        *(q, *q_strides, gates_c1HR, *gate_strides, rows.keys, rows.values, *shared_arguments, indices, output),
-        *lengths,
+        *(q, *q_strides, gates_c1HR, *gate_strides, *cache, indices, output, *lengths),
         **sizes,
-        **_output_constants(config),
+        SLIDES=int(Branch.WIN in config.branches),
+        SELECT_LEN=selection.select_len,
+        PLACES=selection.select_count,
+        LOG_PLACES=(selection.select_count - 1).bit_length(),
+        TAPS=taps_per_block(selection),
+        LOG_CHUNK=LOG_CHUNK,
+        PIECE=min(next_power_of_two(selection.select_len), 64),
         warps=tile.warps,
         stages=tile.stages,
     )
@@ -160,29 +167,6 @@ def _rows_per_part(programs: int, rows: int, keys: int) -> int:
     """Return how many rows each kernel program handles, chosen so that there are enough programs to fill the GPU."""
     parts = -(-MIN_PROGRAMS // max(1, programs))
     return max(MIN_PART_ROWS, -(-rows // parts // keys) * keys)
-
-
-def _shared_constants(rows: PagedRows, config: PagedAttentionConfig) -> dict[str, int]:
-    return {
-        "BLOCK_LEN": config.selection.block_len,
-        "BLOCK_STRIDE": config.selection.block_stride,
-        "PAGE_LEN": rows.keys.shape[2],
-        "COMPRESSES": int(Branch.CMP in config.branches),
-        "SELECTS": int(Branch.SEL in config.branches),
-    }
-
-
-def _output_constants(config: PagedAttentionConfig) -> dict[str, int]:
-    selection = config.selection
-    return {
-        "SLIDES": int(Branch.WIN in config.branches),
-        "SELECT_LEN": selection.select_len,
-        "PLACES": selection.select_count,
-        "LOG_PLACES": (selection.select_count - 1).bit_length(),
-        "TAPS": taps_per_block(selection),
-        "LOG_CHUNK": LOG_CHUNK,
-        "PIECE": min(next_power_of_two(selection.select_len), 64),
-    }
 
 
 @for_any_length
