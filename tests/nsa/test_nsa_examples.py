@@ -14,13 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from nsa_attention import NSAttention
-
 EXAMPLES = Path(__file__).resolve().parents[2] / "nsa" / "examples"
 LENGTHS = {"block_size": 8, "block_count": 4, "compress_size": 8, "compress_stride": 4, "window": 8}  # reads 32 tokens
-
-
-needs_cache = pytest.mark.skipif(not hasattr(NSAttention, "new_cache"), reason="the layer has no cache")
 
 
 def example(name: str) -> ModuleType:
@@ -69,7 +64,6 @@ class TestLlama:
         model, tokens = example("llama").swap_attention(self.model(), **LENGTHS), torch.randint(40, (2, 40))
         assert_it_learns(model, lambda: model(tokens, labels=tokens).loss)
 
-    @needs_cache
     def test_it_generates_with_its_cache_what_it_generates_without(self) -> None:
         model = example("llama").swap_attention(self.model().eval(), open_gate=0.0, **LENGTHS)
         tokens, options = torch.randint(40, (2, 37)), {"max_new_tokens": 12, "do_sample": False, "eos_token_id": None}
@@ -195,7 +189,6 @@ class TestTorchtitan:
             model, lambda: functional.cross_entropy(model(tokens)[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
         )
 
-    @needs_cache
     def test_it_generates_with_its_cache_what_it_computes_without(self, titan: nn.Module) -> None:
         module, tokens = example("torchtitan_llama3"), torch.randint(40, (2, 37))
         model = module.swap_attention(titan, open_gate=0.0, **LENGTHS)
