@@ -31,6 +31,7 @@ from nsa_harness.core.report import Trouble
 MAX_RANK_BYTES = 64 << 10  # size limit of a node's evidence, per rank
 COVERAGE_LINES = 1500  # per rank
 COVERAGE_BYTES = 32 << 10  # added to the size limit per rank with coverage
+_REDUCED = "reduced to its bound: the files in dumps/ have all threads and frames"
 _RECENT_CALLS = 16  # in a snapshot's status file
 _IO_SYSCALLS = ("read", "write", "recvfrom", "recvmsg", "sendto", "sendmsg", "connect", "fsync", "flock", "wait4")
 
@@ -131,7 +132,6 @@ def _class_of(rank: RankEvidence) -> tuple[object, ...]:
 
 def only_ranks(evidence: Evidence, ranks: frozenset[int]) -> Evidence:
     """Return the evidence of these ranks only, with a note about the others."""
-    note = f"the evidence of {len(evidence.ranks) - len(ranks)} more ranks is not stored here: their own files have it"
     snapshots = (
         replace(snapshot, ranks=tuple(rank for rank in snapshot.ranks if rank.rank in ranks))
         for snapshot in evidence.snapshots
@@ -142,7 +142,7 @@ def only_ranks(evidence: Evidence, ranks: frozenset[int]) -> Evidence:
         exits=tuple(exit for exit in evidence.exits if exit.rank is None or exit.rank in ranks),
         snapshots=tuple(snapshots),
         samples=tuple(sample for sample in evidence.samples if sample.rank in ranks),
-        trouble=(*evidence.trouble, Trouble(what="evidence", why=note)),
+        trouble=(*evidence.trouble, Trouble(what="evidence", why=_REDUCED)),
     )
 
 
@@ -190,7 +190,7 @@ def _with_recent_calls(status_file: StatusFile | None, count: int) -> StatusFile
 
 def reduce_evidence(evidence: Evidence, limits: SizeLimits) -> Evidence:
     """Return the evidence within `limits`, with what matters most for the verdict, and a note in `trouble`."""
-    cut = Trouble(what="evidence", why="reduced to its bound: the files in dumps/ have all threads and frames")
+    cut = Trouble(what="evidence", why=_REDUCED)
     snapshots = (
         replace(snapshot, ranks=tuple(_rank_snapshot(rank, limits) for rank in snapshot.ranks), communicators=())
         for snapshot in evidence.snapshots[-limits.snapshots :]
