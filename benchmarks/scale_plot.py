@@ -26,7 +26,7 @@ def plot(sizes: Sequence[Mapping[str, Any]]) -> str:
         parts.append(_text(x_of(rank), _HEIGHT - _BOTTOM + 18, f"{rank:,}", "middle"))
     parts.append(_text((_LEFT + _WIDTH - _RIGHT) / 2, _HEIGHT - 6, "ranks", "middle"))
     for key, values, side in (("cpu_s", cpu_s, "left"), ("peak_bytes", megabytes, "right")):
-        y_of = _axis(values, _HEIGHT - _BOTTOM, _TOP + 16)
+        y_of = _axis(values, _HEIGHT - _BOTTOM - 24, _TOP + 16)
         points = [(x_of(rank), y_of(value)) for rank, value in zip(ranks, values, strict=True)]
         line = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
         parts.append(f'<polyline points="{line}" fill="none" stroke="{_COLORS[key]}" stroke-width="2"/>')
