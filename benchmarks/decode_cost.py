@@ -29,11 +29,10 @@ from benchmarks.compiled import Launch, compile_launch, read_compiled, without_k
 from benchmarks.host_cost import OperationCounter, force_triton_on_cpu  # noqa: E402
 from benchmarks.kernel_model import code_row  # noqa: E402
 from benchmarks.roofline import Shape  # noqa: E402
-from nsa_attention import attention  # noqa: E402
 from nsa_attention.config import ALL_BRANCHES, CI, Implementation  # noqa: E402
 from nsa_attention.decode import new_caches, step  # noqa: E402
 from nsa_attention.model import TinyLM  # noqa: E402
-from nsa_attention.ops import backends  # noqa: E402
+from nsa_attention.ops import mixing, rotary  # noqa: E402
 from nsa_attention.ops.cached_attention import CachedAttentionConfig, CachedRows, Kind  # noqa: E402
 from nsa_attention.ops.fused.cached import attend_pages  # noqa: E402
 from nsa_attention.ops.selection import Selection  # noqa: E402
@@ -86,7 +85,7 @@ def kernel_rows(
                 "programs": launch.programs,
                 "copies_of_16_bytes": result.asm["ptx"].count("cp.async.cg.shared.global"),
                 "tensor_core_operations": result.asm["ptx"].count("mma"),
-                **code_row(read_compiled(result), launch.stages),
+                **code_row(read_compiled(result), launch.stages, architecture),
             }
 
 
@@ -176,7 +175,7 @@ def _host_work(layers: int, implementation: Implementation, pages: int | None) -
 @contextmanager
 def _like_on_a_gpu() -> Iterator[None]:
     """Within the `with` block, use the GPU code path for CPU tensors."""
-    originals = [(module, module.is_eager_on_cpu) for module in (attention, backends)]
+    originals = [(module, module.is_eager_on_cpu) for module in (rotary, mixing)]
     for module, _ in originals:
         module.is_eager_on_cpu = lambda *_: False
     try:

@@ -80,8 +80,9 @@ def launched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Launched:
     monkeypatch.setattr(experiment, "describe", lambda *_, **__: {"git": {"commit": "1a2b3c4d5e6f", "dirty": True}})
     monkeypatch.setattr("typer.main.get_command", _COMMAND_LINE)
     monkeypatch.setattr(claim, "draw_order_seed", lambda: WITHOUT_FIRST)
+    monkeypatch.setattr("nsa_harness.supervisor.launch.machine.machine_facts", lambda: FACTS)
+    monkeypatch.setattr(verify, "machine_facts", lambda: FACTS)
     for command in (claim, verify):
-        monkeypatch.setattr(command, "machine_facts", lambda: FACTS)
         monkeypatch.setattr(command, "end_dead_runs", lambda: None)
     return made
 

@@ -28,7 +28,7 @@ RESERVED_NAMES = frozenset((
     "test_execution.log", "SUMMARY.md", "report.json", "junit.xml", "report.sarif", "report.html", "events.jsonl",
     "run.json", "plan.json", "secrets.json", "all_missing_params.txt", "ddp_buckets.txt", "bisect.json", "BISECT.md",
     "bisection.json", "probes.jsonl", "worktrees", "mixtures", "trials.jsonl", "claim_state.json", "READINESS.md",
-    "readiness.json", "readiness_state.json", "why.json", "why_state.json",
+    "readiness.json", "readiness_state.json", "why.json", "why_state.json", "hosts.json",
 ))  # fmt: skip
 _MAX_NAME_CHARS = 120
 _WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,79}")

@@ -36,7 +36,7 @@ from .spanned import (
 from .spanned_kernels import spanned_forward
 
 _SELECTED = 1  # the branch among the three
-_INDICES = -2  # the indices of the selected blocks among the results of the operator
+_INDICES = -1  # the indices of the selected blocks among the results of the operator
 
 
 def gated_attention(

@@ -129,8 +129,8 @@ def selected_backward_queries(
     SCALE: tl.constexpr, EXPONENT: tl.constexpr, EXACT: tl.constexpr,
     HEADS: tl.constexpr, HEADS_PADDED: tl.constexpr,
     D: tl.constexpr, D_PADDED: tl.constexpr, E: tl.constexpr, E_PADDED: tl.constexpr,
-    ACC: tl.constexpr, SELECT_LEN: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, ADDS: tl.constexpr,
-    DESCRIBED: tl.constexpr,
+    ACC: tl.constexpr, SELECT_LEN: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, DESCRIBED: tl.constexpr,
+    ADDS: tl.constexpr,
 ):  # fmt: skip
     """Compute the gradient of the queries, and each row's log-sum-exp and delta for `selected_backward_keys`.
 
