@@ -4,8 +4,15 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
+import pytest
+from builders import in_all_reduce, stalled
+
+from nsa_harness.core.evidence.evidence import Snapshot
+from nsa_harness.supervisor.storage import adapters
 from nsa_harness.supervisor.storage.adapters import json_text, type_adapter
 
 
@@ -40,3 +47,53 @@ def test_a_number_that_is_not_finite_is_null_and_the_text_is_json() -> None:
 
 def test_an_adapter_is_made_once() -> None:
     assert type_adapter(Inner) is type_adapter(Inner)
+
+
+SNAPSHOT = stalled(in_all_reduce(0), in_all_reduce(1)).snapshots[-1]
+
+
+@pytest.mark.parametrize("indent", [None, 1])
+def test_a_large_snapshot_is_read_rank_by_rank_as_it_would_be_at_once(
+    monkeypatch: pytest.MonkeyPatch, indent: int | None
+) -> None:
+    stored = adapters.json_text(SNAPSHOT, indent).encode()
+    whole = adapters.read_snapshot(stored)
+    monkeypatch.setattr(adapters, "_LARGE_BYTES", 0)
+    monkeypatch.setattr(
+        adapters.type_adapter(Snapshot), "validate_json", _without_ranks(adapters.type_adapter(Snapshot))
+    )
+    assert adapters.read_snapshot(stored) == whole
+    assert [rank.rank for rank in whole.ranks] == [0, 1]
+
+
+def _without_ranks(adapter: Any) -> Callable[..., Snapshot]:
+    read = adapter.validate_json
+
+    def validate_json(data: str, **options: Any) -> Snapshot:
+        assert json.loads(data)["ranks"] == []
+        return read(data, **options)
+
+    return validate_json
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda text: text[: len(text) // 2],
+        lambda text: text.replace('"ranks"', '"bands"'),
+        lambda text: text.replace('"pid"', '"pit"', 1),
+        lambda text: text.replace("[", "[" * 100_000, 1),
+    ],
+    ids=["cut", "no ranks", "a wrong rank", "deep"],
+)
+def test_a_large_snapshot_that_is_damaged_has_the_error_of_a_small_one(
+    monkeypatch: pytest.MonkeyPatch, damage: Callable[[str], str]
+) -> None:
+    damaged = damage(adapters.json_text(SNAPSHOT)).encode()
+    messages = []
+    for large_bytes in (1 << 24, 0):
+        monkeypatch.setattr(adapters, "_LARGE_BYTES", large_bytes)
+        with pytest.raises(ValueError, match=r".") as caught:
+            adapters.read_snapshot(damaged)
+        messages.append(str(caught.value))
+    assert messages[0] == messages[1]

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from pydantic import BeforeValidator, TypeAdapter, ValidationError
 
-from nsa_harness.core.evidence.evidence import Evidence, Snapshot
+from nsa_harness.core.evidence.evidence import Evidence, RankSnapshot, Snapshot
 from nsa_harness.core.raw_bytes import readable_json
 from nsa_harness.core.stored_keys import to_stored
 
@@ -43,6 +44,37 @@ def type_adapter(value_type: type[Value]) -> TypeAdapter[Value]:
         _ADAPTERS[value_type] = _Adapter(annotated_type)
     result: TypeAdapter[Value] = _ADAPTERS[value_type]
     return result
+
+
+def read_snapshot(data: bytes) -> Snapshot:
+    """Return a stored snapshot. Raise ValueError if `data` is not one.
+
+    Of a large file, one rank is read at a time: to read it whole takes ten times its size.
+    """
+    if len(data) >= _LARGE_BYTES:
+        with suppress(ValueError, RecursionError):  # the whole file is read below, with the same error as a small one
+            return _read_rank_by_rank(data.decode("utf-8"))
+    return type_adapter(Snapshot).validate_json(data)
+
+
+_LARGE_BYTES = 1 << 24
+_RANKS = re.compile(r'"ranks"\s*:\s*\[\s*')  # only numbers stand before it in a stored snapshot
+_BETWEEN = re.compile(r"\s*,\s*")
+
+
+def _read_rank_by_rank(text: str) -> Snapshot:
+    beginning = _RANKS.search(text)
+    if beginning is None:
+        raise ValueError("no ranks")
+    decoder, adapter = json.JSONDecoder(), type_adapter(RankSnapshot)
+    ranks, at = [], beginning.end()
+    while text[at : at + 1] == "{":
+        _, end = decoder.raw_decode(text, at)
+        ranks.append(adapter.validate_json(text[at:end]))
+        separator = _BETWEEN.match(text, end)
+        at = separator.end() if separator else end
+    rest: Snapshot = type_adapter(Snapshot).validate_json(text[: beginning.end()] + text[at:])
+    return replace(rest, ranks=tuple(ranks))
 
 
 def error_texts(error: ValidationError) -> list[str]:

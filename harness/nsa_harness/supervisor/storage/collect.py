@@ -77,7 +77,7 @@ from nsa_harness.core.report import HangKind, Trouble
 from nsa_harness.core.scenario.observed_job import starts_ranks
 from nsa_harness.core.scenario.program import ReadReported
 from nsa_harness.core.verdict.verdict import judge
-from nsa_harness.supervisor.storage.adapters import evidence_text, type_adapter
+from nsa_harness.supervisor.storage.adapters import evidence_text, read_snapshot
 from nsa_harness.supervisor.storage.journals import Journals, first_line
 from nsa_harness.supervisor.storage.metrics import as_integer, last_number, number_in, read_table
 from nsa_harness.supervisor.storage.rank_files import MAX_HALF_BYTES, copy_probe_files, rank_logs
@@ -361,7 +361,7 @@ class _EvidenceCollector:
     def _snapshots(self) -> list[Snapshot]:
         paths = self.directory.list_files(self.attempt.dumps, "snapshot*.json")
         limit_bytes = _MAX_DOCUMENT_BYTES + self.spec.ranks * MAX_RANK_BYTES
-        read = (self._read(path, type_adapter(Snapshot).validate_json, limit_bytes=limit_bytes) for path in paths)
+        read = (self._read(path, read_snapshot, limit_bytes=limit_bytes) for path in paths)
         return sorted(
             (without_finished_calls(snapshot) for snapshot in read if snapshot is not None),
             key=lambda snapshot: snapshot.number,
