@@ -11,6 +11,7 @@ import html
 import json
 import re
 import shlex
+import sys
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
@@ -357,6 +358,9 @@ def _map_texts(value: object, name: str, function: Callable[[str, str], str]) ->
     return value
 
 
+_FEW_REFERENCES = 8  # of an object, the walk itself has some of them
+
+
 class _Texts:
     """Collects each string for which `_map_texts` would call its function, once, as (name, text), in the same order.
 
@@ -390,6 +394,8 @@ class _Texts:
             _map_texts(value, name, self._note)
 
     def _is_new(self, value: object, name: str) -> bool:
+        if sys.getrefcount(value) <= _FEW_REFERENCES:
+            return True  # to remember it would take more memory than the object
         key = id(value), name
         is_new = key not in self._walked
         self._walked.add(key)

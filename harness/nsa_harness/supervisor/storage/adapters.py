@@ -11,6 +11,7 @@ import math
 import re
 from contextlib import suppress
 from dataclasses import replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from pydantic import BeforeValidator, TypeAdapter, ValidationError
@@ -70,11 +71,34 @@ def _read_rank_by_rank(text: str) -> Snapshot:
     ranks, at = [], beginning.end()
     while text[at : at + 1] == "{":
         _, end = decoder.raw_decode(text, at)
-        ranks.append(adapter.validate_json(text[at:end]))
+        ranks.append(_with_shared_parts(adapter.validate_json(text[at:end])))
         separator = _BETWEEN.match(text, end)
         at = separator.end() if separator else end
     rest: Snapshot = type_adapter(Snapshot).validate_json(text[: beginning.end()] + text[at:])
     return replace(rest, ranks=tuple(ranks))
+
+
+def _with_shared_parts(rank: RankSnapshot) -> RankSnapshot:
+    """Return an equal snapshot that shares the lines of its stacks and calls with other ranks.
+
+    The copies of the dataclasses are smaller than the instances that pydantic makes.
+    """
+    calls = rank.status_file.calls if rank.status_file else ()
+    calls = tuple(replace(call, place=_first_equal(call.place), chain=_first_equal(call.chain)) for call in calls)
+    process = rank.process and replace(rank.process, tasks=tuple(map(replace, rank.process.tasks)))
+    return replace(
+        rank,
+        stacks=tuple(replace(stack, frames=_first_equal(stack.frames)) for stack in rank.stacks),
+        status_file=rank.status_file and replace(rank.status_file, calls=calls),
+        collectives=tuple(replace(one, frames=_first_equal(one.frames)) for one in rank.collectives),
+        process=process,
+    )
+
+
+@lru_cache(maxsize=1 << 14)
+def _first_equal(value: Any) -> Any:
+    """Return the first value, of the latest ones, that is equal to this one."""
+    return value
 
 
 def error_texts(error: ValidationError) -> list[str]:
