@@ -44,7 +44,6 @@ def _harness() -> tuple[list[str], list[tuple[str, ...]]]:
 
 
 def _subject() -> tuple[list[str], list[tuple[str, ...]]]:
-    learning = _summary("nsa_learning")
     rows = [
         (
             f"step of {length['layers']} layers, {length['tokens']} tokens{note}",
@@ -57,8 +56,17 @@ def _subject() -> tuple[list[str], list[tuple[str, ...]]]:
         if kind in length["samples"]
     ]
     rows += [
-        (f"loss after 200 steps, seed {seed}", f"{end['vanilla']:.2f}", f"{end['nsa']:.2f}", f"{1 + excess:.2f}")
-        for seed, (end, excess) in enumerate(zip(learning["last_losses"], learning["excess"], strict=True))
+        (
+            f"held-out loss after {amount.format(**end)}, seed {end['seed']}",
+            f"{end[f'vanilla_loss_{at}']:.2f}",
+            f"{end[f'nsa_loss_{at}']:.2f}",
+            f"{1 + end[f'excess_{at}']:.2f}",
+        )
+        for at, amount in (
+            ("at_equal_tokens", "{tokens:,} tokens"),
+            ("at_equal_time", "{cpu_s:.0f} s of processor time"),
+        )
+        for end in _result("nsa_learning")["summary"]
     ]
     samples = {(one["attention"], one["impl"], one["layers"]): one["ratio"] for one in _result("nsa_memory")["samples"]}
     memory = [samples[attention, "auto", "kept"] for attention in ("vanilla", "nsa")]
