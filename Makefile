@@ -32,6 +32,7 @@ bench:  ## every benchmark of a CPU; JSON goes to benchmarks/results
 	$(PYTHON) benchmarks/nsa_memory.py
 	$(PYTHON) benchmarks/nsa_learning.py
 	$(PYTHON) benchmarks/nsa_step_cost.py
+	$(PYTHON) benchmarks/cpu_roofline.py
 	$(PYTHON) benchmarks/telemetry_cost.py
 	$(PYTHON) benchmarks/loader.py
 	$(PYTHON) benchmarks/nsa_choices.py
