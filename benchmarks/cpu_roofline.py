@@ -44,7 +44,7 @@ _FLOAT_BYTES = 4
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """What a training step must compute."""
+    """The least work of a training step."""
 
     weight_flops: float = 0.0  # in products with a weight
     attention_flops: float = 0.0  # in products of queries, keys and values
@@ -201,7 +201,7 @@ def floors(rates: Rates) -> list[dict[str, Any]]:
 
 
 def table_md(result: dict[str, Any], step_cost: dict[str, Any]) -> str:
-    """Return the recorded floors as Markdown, beside the recorded times of `nsa_step_cost.py`."""
+    """Return the recorded lower bounds as Markdown, next to the recorded times of `nsa_step_cost.py`."""
     measured = {length["tokens"]: length["summary"] for length in step_cost["lengths"]}
     rates = result["rates"]
     lines = [

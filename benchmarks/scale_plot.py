@@ -70,7 +70,7 @@ def table(sizes: Sequence[Mapping[str, Any]]) -> str:
     measured = rows[-1]["measured"]
     context = (
         f"Measured on {measured['date'][:10]} with Python {measured['versions']['python']} on a machine with"
-        f" {measured['cpus']} cores, while {min(loads):.0f} to {max(loads):.0f} processes were running."
+        f" {measured['cpus']} cores. Its load before each measurement was {min(loads):.1f} to {max(loads):.1f}."
     )
     if max(loads) > measured["cpus"]:
         context += " The wall times are therefore those of a machine that was shared, and CPU times are longer too."

@@ -121,7 +121,7 @@ class CallRecord:
 
 @dataclass(kw_only=True)
 class SimulatedJob:
-    """What every rank did until nothing happened any more, and where the fault was planted."""
+    """The calls of every rank of a job until all ranks hang or have ended, and the planted fault."""
 
     mesh: Mesh
     fault: Fault
@@ -136,7 +136,7 @@ class SimulatedJob:
 
     @property
     def stalled_ns(self) -> int:
-        """When the last rank made progress."""
+        """The time of the latest progress of any rank."""
         return max(self.now_ns)
 
 

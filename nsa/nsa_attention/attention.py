@@ -41,6 +41,7 @@ from .ops.table_cache import cached_table
 
 if TYPE_CHECKING:
     from .kv_cache import KVCache
+    from .vanilla_attention import VanillaAttention
 
 Pair = tuple[Tensor, Tensor]  # the keys and values of a branch
 # The names that NSAttention has for fields of LayerConfig.
@@ -570,43 +571,6 @@ def count_run(runs: Counter[UsedImplementation], used: UsedImplementation) -> No
     """Count one use of an attention implementation in `runs`, except in compiled code, which is traced only once."""
     if not torch.compiler.is_compiling():
         runs[used] += 1
-
-
-class VanillaAttention(nn.Module):
-    """A dense causal attention layer, used as the baseline for comparisons with NSAttention."""
-
-    def __init__(self, config: LayerConfig) -> None:
-        super().__init__()
-        self.config = config
-        self.q_proj = Projection(config.dim, config.heads * config.d_k)
-        self.k_proj = Projection(config.dim, config.groups * config.d_k)
-        self.v_proj = Projection(config.dim, config.groups * config.d_v)
-        self.out_proj = nn.Linear(config.heads * config.d_v, config.dim, bias=False)
-
-    def forward(self, x_BTM: Tensor, *, cache: KVCache | None = None, context: TokenContext | None = None) -> Tensor:
-        """Return the output of the layer, shape [B, T, M], with either a cache or the facts about the tokens."""
-        if cache is not None:
-            from .kv_cache import attend_with_cache  # which imports this module
-
-            return attend_with_cache(self, x_BTM, cache)
-        assert context is not None
-        cos_sin, _, layout = context
-        q_BHTD, raw = self.project(x_BTM, cos_sin)
-        k_BGTD, v_BGTE = raw[Branch.SEL]
-        k_BGTD = rotate(k_BGTD, cos_sin)
-        lengths = layout.lengths if layout else (x_BTM.shape[1],)
-        outputs = [
-            functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
-            for q, k, v in zip(*(tensor.split(lengths, 2) for tensor in (q_BHTD, k_BGTD, v_BGTE)), strict=True)
-        ]
-        output = outputs[0] if layout is None else torch.cat(outputs, 2)
-        return self.out_proj(output.transpose(1, 2).flatten(2))
-
-    def project(self, x: Tensor, cos_sin: Tensor) -> tuple[Tensor, dict[Branch, Pair]]:
-        """Return what NSAttention.project returns; the only keys and values are those of all tokens, as of SEL."""
-        (query_product,), products = project_together(x, [[self.q_proj], [self.k_proj, self.v_proj]])
-        q_BHTD = rotate(split_heads(self.q_proj(x, query_product), self.config.heads), cos_sin)
-        return q_BHTD, {Branch.SEL: keys_and_values(self, x, products)}
 
 
 def split_heads(x_BTM: Tensor, heads: int) -> Tensor:

@@ -19,13 +19,14 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from .attention import NSAttention, TokenContext, VanillaAttention, count_run, selection_from
+from .attention import NSAttention, TokenContext, count_run, selection_from
 from .config import Branch, LayerConfig
 from .ops.cached_attention import CachedAttentionConfig, CachedRows, Kind, dense_output
 from .ops.dispatch import example_tensors, implementation_for_cached
 from .ops.kernels import tiles
 from .ops.rotary import RotaryTable, rotary_frequencies, rotate
 from .pages import PageTable, is_dense, pages_needed, rows_of
+from .vanilla_attention import VanillaAttention
 
 Layer = NSAttention | VanillaAttention
 _KINDS = dict(zip(Branch, Kind, strict=True))

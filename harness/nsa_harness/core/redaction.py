@@ -358,7 +358,7 @@ def _map_texts(value: object, name: str, function: Callable[[str, str], str]) ->
     return value
 
 
-_FEW_REFERENCES = 8  # of an object, the walk itself has some of them
+_FEW_REFERENCES = 8  # an object with so few is hardly shared; the walk itself holds about five
 
 
 class _Texts:
@@ -395,7 +395,7 @@ class _Texts:
 
     def _is_new(self, value: object, name: str) -> bool:
         if sys.getrefcount(value) <= _FEW_REFERENCES:
-            return True  # to remember it would take more memory than the object
+            return True  # remembering it would cost more memory than walking it again costs time
         key = id(value), name
         is_new = key not in self._walked
         self._walked.add(key)

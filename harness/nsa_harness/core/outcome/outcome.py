@@ -194,12 +194,10 @@ def _after_its_end(rank: RankEvidence, status: int | None, place: str) -> str:
         return f"{exit_text(status)} · last in {place}"
     if rank.exception is not None:
         return f"raised {rank.exception.type} · {exit_text(status)}"
-    was_killed = status is not None and status < 0
-    return f"{exit_text(status)}{_DURING_SHUTDOWN if was_killed else ''}"
+    return f"{exit_text(status)} during interpreter shutdown" if (status or 0) < 0 else exit_text(status)
 
 
 _SHUTDOWN = "its exit"
-_DURING_SHUTDOWN = " during interpreter shutdown"
 
 
 def _ending_from_files(rank: RankEvidence) -> str:
@@ -223,8 +221,7 @@ def _waits_for(wait: Wait, places: Meshes) -> str:
 
 
 def _no_progress_s(evidence: Evidence, rank: int) -> float | None:
-    known = evidence.of_rank.get(rank)
-    status_file = known.status_file if known else None
+    status_file = evidence.of_rank[rank].status_file if rank in evidence.of_rank else None
     if status_file is None or status_file.latest_event is None:
         return _idle_s(evidence, rank) if evidence.is_attached else None
     return max(0.0, evidence.ended_s - status_file.latest_event.at_s)
