@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
-from builders import in_all_reduce, stalled
+from builders import board, in_all_reduce, stalled
 
 from nsa_harness.core.evidence.evidence import Snapshot
 from nsa_harness.supervisor.storage import adapters
@@ -97,3 +97,31 @@ def test_a_large_snapshot_that_is_damaged_has_the_error_of_a_small_one(
             adapters.read_snapshot(damaged)
         messages.append(str(caught.value))
     assert messages[0] == messages[1]
+
+
+def test_ranks_share_the_members_of_a_large_group() -> None:
+    """Each of 16,384 ranks knows the group of all ranks. Lists of their own would take 4 GB."""
+    members = tuple(range(0, 64, 2))
+    ranks = tuple(replace(rank, status_file=board(groups={"0": members})) for rank in SNAPSHOT.ranks)
+    stored = json_text(replace(SNAPSHOT, ranks=ranks)).encode()
+    first, second = (rank.status_file for rank in adapters.read_snapshot(stored).ranks)
+    assert first is not None
+    assert second is not None
+    assert first.groups == {"0": members}
+    assert first.groups["0"] is second.groups["0"]
+
+
+@pytest.mark.parametrize("indent", [None, 1])
+def test_the_text_of_each_rank_and_of_the_rest_is_mapped(indent: int | None) -> None:
+    stored = json_text(SNAPSHOT, indent)
+    parts = []
+
+    def noted(text: str) -> str:
+        parts.append(json.loads(text))
+        return text.replace("MainThread", "$SECRET_1").replace('"number"', '"numero"')
+
+    mapped = json.loads(adapters.map_ranks(stored, noted))
+    whole = json.loads(stored)
+    assert parts == [*whole["ranks"], {**whole, "ranks": []}]
+    assert mapped == json.loads(stored.replace("MainThread", "$SECRET_1").replace('"number"', '"numero"', 1))
+    assert adapters.map_ranks(stored, str) is stored

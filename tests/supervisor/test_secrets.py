@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from attempts import CLEAN, ORIGIN, RANKS, at, journal, said, spec
+from builders import in_all_reduce, stalled
 from planted_secrets import command_words, environment, planted, program, shown, values
 
 from nsa_harness.commands.attempt import prepare
@@ -30,6 +31,7 @@ from nsa_harness.errors import UsageError
 from nsa_harness.render.events import Events
 from nsa_harness.supervisor.capture.snapshot import StackSampler
 from nsa_harness.supervisor.storage import redacted_files
+from nsa_harness.supervisor.storage.adapters import read_snapshot, stored_snapshot
 from nsa_harness.supervisor.storage.record import RunRecord, load_spec, plan_to_resume, write_record
 from nsa_harness.supervisor.storage.redacted_files import redact_files, redact_run, write_bundle
 from nsa_harness.supervisor.storage.redaction import Redaction
@@ -143,6 +145,26 @@ def test_a_process_that_outlives_a_dead_controllers_run_is_named_without_the_sec
     assert attempt.interruption_note.read_text().startswith(
         "nsa-harness was killed; its reaper process could not end all of its processes: 101 "
     )
+
+
+def test_a_large_snapshot_is_redacted_rank_by_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The snapshot of 4,096 ranks has 74 MB, more than any other file that is read at once."""
+    monkeypatch.setattr(redacted_files, "_MAX_BYTES", 0)
+    monkeypatch.setattr(redacted_files, "_MAX_JSON_BYTES", 0)
+    attempt = AttemptDir(tmp_path)
+    attempt.redaction.learn_launch(leaking_spec())
+    path = attempt.dumps / "snapshot1.json"
+    path.parent.mkdir()
+    snapshot = stalled(in_all_reduce(0), in_all_reduce(1)).snapshots[-1]
+    command = f"python train.py {' '.join(command_words())}"
+    process = Process(pid=7, parent=1, command=command, state="S", cpu_s=1.0, io_bytes=None, rss_bytes=1)
+    leaking = replace(snapshot, ranks=tuple(replace(rank, process=process) for rank in snapshot.ranks))
+    path.write_text(stored_snapshot(leaking))
+    assert shown(tmp_path) != {}
+    assert redact_files(attempt) == ()
+    assert shown(tmp_path) == {}
+    redacted = read_snapshot(path.read_bytes())
+    assert [rank.process and rank.process.pid for rank in redacted.ranks] == [7, 7]
 
 
 def test_what_was_not_redacted_shows_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, PlainSerializer
+from pydantic import PlainSerializer, ValidatorFunctionWrapHandler, WrapValidator
 
 _MAX_RANKS = 1 << 16
 _RANGE = re.compile(r"([0-9]{1,7})(?:-([0-9]{1,7})(?:/([0-9]{1,7}))?)?")
@@ -53,9 +53,10 @@ def stored_groups(groups: Mapping[str, Sequence[int]]) -> dict[str, str | list[i
     return {group: stored_ranks(members) for group, members in groups.items()}
 
 
-def _read_stored(value: Any) -> Any:
-    return read_ranks(value) if isinstance(value, str) else value
+def _read_stored(value: Any, read_list: ValidatorFunctionWrapHandler) -> Any:
+    # pydantic would copy the tuple, and each of 16,384 ranks would have its own list of all of them.
+    return read_ranks(value) if isinstance(value, str) else read_list(value)
 
 
 # The members of a group. In JSON they are a list, or a string if there are many.
-StoredRanks = Annotated[tuple[int, ...], BeforeValidator(_read_stored), PlainSerializer(stored_ranks)]
+StoredRanks = Annotated[tuple[int, ...], WrapValidator(_read_stored), PlainSerializer(stored_ranks)]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
@@ -64,18 +65,49 @@ _BETWEEN = re.compile(r"\s*,\s*")
 
 
 def _read_rank_by_rank(text: str) -> Snapshot:
+    adapter = type_adapter(RankSnapshot)
+    begin, ranges = _rank_ranges(text)
+    ranks = [_with_shared_parts(adapter.validate_json(text[start:end])) for start, end in ranges]
+    rest: Snapshot = type_adapter(Snapshot).validate_json(_without_ranks(text, begin, ranges))
+    return replace(rest, ranks=tuple(ranks))
+
+
+def map_ranks(text: str, function: Callable[[str], str]) -> str:
+    """Return a stored snapshot with a function applied to the JSON text of each rank, and to the rest without ranks.
+
+    Raise ValueError if the text is not a snapshot. The result is the same object if the function changes nothing.
+    """
+    begin, ranges = _rank_ranges(text)
+    rest = _without_ranks(text, begin, ranges)
+    changed = {
+        at: new for at, (start, end) in enumerate(ranges) if (new := function(text[start:end])) != text[start:end]
+    }
+    new_rest = function(rest)
+    if not changed and new_rest == rest:
+        return text
+    beginning = _RANKS.search(new_rest)
+    if beginning is None:
+        raise ValueError("no ranks")
+    ranks = (changed.get(at, text[start:end]) for at, (start, end) in enumerate(ranges))
+    return f"{new_rest[: beginning.end()]}{', '.join(ranks)}{new_rest[beginning.end() :]}"
+
+
+def _rank_ranges(text: str) -> tuple[int, list[tuple[int, int]]]:
+    """Return where the list of ranks begins in a stored snapshot, and where each rank begins and ends."""
     beginning = _RANKS.search(text)
     if beginning is None:
         raise ValueError("no ranks")
-    decoder, adapter = json.JSONDecoder(), type_adapter(RankSnapshot)
-    ranks, at = [], beginning.end()
+    decoder, ranges, at = json.JSONDecoder(), [], beginning.end()
     while text[at : at + 1] == "{":
         _, end = decoder.raw_decode(text, at)
-        ranks.append(_with_shared_parts(adapter.validate_json(text[at:end])))
+        ranges.append((at, end))
         separator = _BETWEEN.match(text, end)
         at = separator.end() if separator else end
-    rest: Snapshot = type_adapter(Snapshot).validate_json(text[: beginning.end()] + text[at:])
-    return replace(rest, ranks=tuple(ranks))
+    return beginning.end(), ranges
+
+
+def _without_ranks(text: str, begin: int, ranges: Sequence[tuple[int, int]]) -> str:
+    return text[:begin] + text[ranges[-1][1] :].lstrip() if ranges else text
 
 
 def _with_shared_parts(rank: RankSnapshot) -> RankSnapshot:

@@ -8,11 +8,13 @@ import tarfile
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import IO, BinaryIO
 
 from nsa_harness.core.report import Trouble
 from nsa_harness.errors import HarnessError, UsageError
+from nsa_harness.supervisor.storage.adapters import map_ranks
 from nsa_harness.supervisor.storage.record import learn_launch_secrets, load_spec, read_record, with_unredacted_plan
 from nsa_harness.supervisor.storage.recordings import redact_recordings
 from nsa_harness.supervisor.storage.redaction import Redaction
@@ -30,6 +32,9 @@ _ATTEMPT_FILES = (
     "rank*/experiment.jsonl",
 )  # fmt: skip
 _MAX_BYTES = 64 << 20
+_SNAPSHOTS = "snapshot*.json"
+_MAX_SNAPSHOT_BYTES = 1 << 30  # they grow with the number of ranks, 18 KB for each
+_MAX_JSON_BYTES = 32 << 20  # of a document that is parsed at once
 
 
 def redact_files(attempt: AttemptDir) -> tuple[Trouble, ...]:
@@ -53,13 +58,18 @@ def _redact(paths: Iterator[Path] | list[Path], directory: SafeDirectory, redact
         try:
             if not directory.is_file(path):
                 continue
-            text = directory.read_whole_file(path, _MAX_BYTES).decode("utf-8", errors="surrogateescape")
-            clean = redaction.json(text) if path.suffix in (".json", ".jsonl") else redaction.text(text)
+            is_snapshot = fnmatch(path.name, _SNAPSHOTS)
+            most_bytes = _MAX_SNAPSHOT_BYTES if is_snapshot else _MAX_BYTES
+            text = directory.read_whole_file(path, most_bytes).decode("utf-8", errors="surrogateescape")
+            if is_snapshot and len(text) > _MAX_JSON_BYTES:
+                clean = map_ranks(text, redaction.json)
+            else:
+                clean = redaction.json(text) if path.suffix in (".json", ".jsonl") else redaction.text(text)
             if clean != text:
                 directory.write(path, clean)
         except FileNotFoundError:
             continue
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             yield Trouble(what=path.name, why=f"it could not be redacted: {error}")
 
 
@@ -67,7 +77,6 @@ def _redact(paths: Iterator[Path] | list[Path], directory: SafeDirectory, redact
 
 _CHUNK_BYTES = 8 << 20
 _OVERLAP_BYTES = 64 << 10  # end of a chunk without a line end that is read again: a value may continue after it
-_MAX_JSON_BYTES = 32 << 20
 
 
 def write_bundle(run: RunDir, target: Path) -> int:
