@@ -280,7 +280,8 @@ def test_an_extra_draw_and_a_hash_are_named_even_if_no_value_leads_from_them() -
 
 
 @pytest.mark.parametrize(
-    ("use", "is_found"), [("'a' in known", False), ("sorted(known)", False), ("list(known)", True)]
+    ("use", "is_found"),
+    [("'a' in known", False), ("sorted(known)", False), ("known.add('c')", False), ("list(known)", True)],
 )
 def test_the_order_of_a_set_matters_only_where_it_shows(use: str, is_found: bool) -> None:
     def searching(rank: int) -> RankRecording:

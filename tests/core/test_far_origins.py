@@ -69,6 +69,85 @@ def test_data_that_were_divided_into_unequal_parts_come_before_the_loop_that_sho
     assert (found.candidates[0].place.line == 5) is is_first
 
 
+PLANNING = """\
+    def plan(self):
+        return large(batches[self.rank :: 2])
+
+
+
+
+
+
+
+    for batch in planner.plan():
+        all_reduce(batch)
+    barrier()
+    """
+
+
+@pytest.mark.parametrize(("counts", "is_first"), [((2, 3), True), ((3, 3), False)])
+def test_a_loop_over_what_a_function_returned_leads_to_the_function_that_returned_different_lengths(
+    counts: tuple[int, int], is_first: bool
+) -> None:
+    def planned(rank: int) -> RankRecording:
+        part = items(counts[rank], rank)
+        plan = call("plan", at(2, reads={"batches": items(6), "self.rank": rank}), returned=part)
+        loop = [at(10, plan), at(11, op()), at(10), at(11, op()), at(10)]
+        wait = at(12, op("barrier", returned=False)) if rank == 0 else at(11, op(returned=False))
+        return recorded(rank, main(*loop, wait, ended=False))
+
+    found = explained(PLANNING, planned(0), planned(1))
+    assert (found.candidates[0].place.line == 2) is is_first
+
+
+FILTERING = """\
+    def keep(records):
+        kept = [record for record in records if record.usable]
+        return kept
+
+
+
+
+    records = deal(everything, rank)
+
+
+
+
+    data = keep(records)
+
+
+
+
+    for item in data:
+        all_reduce()
+    barrier()
+    """
+
+
+@pytest.mark.parametrize("by_rank", [True, False])
+def test_data_that_were_dealt_out_by_rank_and_then_filtered_lead_to_where_they_were_dealt_out(by_rank: bool) -> None:
+    def filtered(rank: int) -> RankRecording:
+        records = Thing(700 + rank, "list", "9 items")
+        kept = items((2, 3)[rank], rank)
+        dealt = at(
+            8, reads={"everything": items(18), **({"rank": rank} if by_rank else {})}, writes={"records": records}
+        )
+        filters = call(
+            "keep",
+            at(2, reads={"records": records}, writes={"kept": kept}),
+            at(3, reads={"kept": kept}),
+            arguments={"records": records},
+            returned=kept,
+        )
+        keeps = at(13, filters, reads={"records": records}, writes={"data": kept})
+        rounds = [part for _ in range(2) for part in (at(18, reads={"data": kept}), at(19, op()))]
+        wait = at(20, op("barrier", returned=False)) if rank == 0 else at(19, op(returned=False))
+        return recorded(rank, main(dealt, keeps, *rounds, at(18, reads={"data": kept}), wait, ended=False))
+
+    found = explained(FILTERING, filtered(0), filtered(1))
+    assert (8 in lines(found)[:2]) is by_rank
+
+
 def test_an_update_by_one_rank_of_an_object_leads_to_the_condition_for_it() -> None:
     source = """\
         state = fresh()

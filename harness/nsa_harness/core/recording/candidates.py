@@ -16,7 +16,7 @@ from nsa_harness.core.recording.communications import Shared, is_point_to_point,
 from nsa_harness.core.recording.division import Judged, is_consequence, own_exceptions, raised_by_network
 from nsa_harness.core.recording.explanation import RETURNED, Candidate, OriginKind, RankValues, SilentDifference
 from nsa_harness.core.recording.provability import MADE_OF_DATA, OF_RANK, uses
-from nsa_harness.core.recording.recording import Value, differs
+from nsa_harness.core.recording.recording import Value, differs, has_size
 from nsa_harness.core.recording.silent_candidates import (
     by_chance,
     differences_that_are_unusual,
@@ -90,6 +90,7 @@ class Candidates(CandidateBuilder):
             yield from self.of_steps(self.steps(judged), judged.pair, self.ranks_of(judged.minority), is_loop=is_loop)
             yield from self._of_operations(judged)
             yield from self._of_beginnings(judged)
+            yield from self._dealt(judged) if is_loop else ()
         if any(self._is_role(self._place(judged), judged.row, judged.pair) for judged in self.divisions[:1]):
             yield from self._messages()  # What one of the roles leaves out is more likely wrong than the role.
         yield from self._swallowed()
@@ -317,6 +318,18 @@ class Candidates(CandidateBuilder):
                 if is_only and is_data and not is_effect and beginnings.is_of_known_data(step.both):
                     candidate = self._only_beginning(candidate, step, beginnings)
                 yield clue, candidate
+
+    def _dealt(self, judged: Judged) -> Iterator[Named]:
+        """Yield the statement that dealt data out by the number of the rank, before parts of it were left out."""
+        number = judged.pair[0]
+        trace = self.traces[number]
+        used = [step.executions[0] for step in self.steps(judged) if step.executions[0] is not None]
+        for execution in self.facts.slicer(judged.pair).sources(used):
+            recorded = trace.executions[execution]
+            reads_rank = any(value.text == str(trace.rank) and names_rank(name) for name, value in recorded.reads)
+            if reads_rank and any(has_size(value) for _, value in recorded.writes):
+                yield Clue.DEALT, self.candidate(number, execution, OriginKind.LENGTH, self.ranks_of(judged.minority))
+                return
 
     def _comes_from_unknown(self, steps: Sequence[Step], pair: Pair) -> bool:
         """Return whether a difference comes out of an object that could not be read."""

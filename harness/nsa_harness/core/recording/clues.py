@@ -40,6 +40,8 @@ class Clue(Enum):
         (4, 4),
         (0, 0),
     )
+    # Data from which a number of iterations comes were dealt out by the number of the rank here.
+    DEALT = "dealt by rank", (3, 6), (0, 0)
     LEAK_CALLER = "only one rank made this call, in which a value that decides was defined", (3, 3), (0, 0)
     ROLE_DEFINES = (
         "the number of the rank decides here what is passed to a function that makes the value",

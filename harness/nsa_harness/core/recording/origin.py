@@ -44,6 +44,7 @@ _CHANGES_FILE = re.compile(
 )
 _SHARED = ("recv", "scatter", "all_to_all")  # operations whose result differs from rank to rank by their nature
 _ORDER_FREE = ("sorted", "len", "min", "max")  # functions whose result has no order of the set
+_CHANGES_SET = ("add", "discard", "remove", "clear")  # methods of a set that take or return no item of unknown order
 _SETS = ("set", "frozenset")
 _NUMBERS = ("int", "float", "bool", "Tensor", "float32", "float64", "int64")
 
@@ -90,13 +91,15 @@ def _draws_alike(step: Step, traces: Sequence[Trace], pair: tuple[int, int]) -> 
 
 
 def _only_searches(statement: ast.AST, name: str) -> bool:
-    """Return whether a statement only looks something up in a set, sorts it or counts it, which shows no order."""
+    """Return whether a statement only searches, changes, sorts or counts a set, which shows no order."""
     ordered: set[ast.AST] = set()
     for node in ast.walk(statement):
         if isinstance(node, ast.Compare) and all(isinstance(operator, ast.In | ast.NotIn) for operator in node.ops):
             ordered.update(node.comparators)
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in _ORDER_FREE:
             ordered.update(node.args)
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _CHANGES_SET:
+            ordered.add(node.func.value)
     return all(node in ordered for node in ast.walk(statement) if _is_read(node, name))
 
 

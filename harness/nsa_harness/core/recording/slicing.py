@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import Counter, defaultdict, deque
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import TypeVar
 
 from nsa_harness.core.recording.alignment import Alignment
-from nsa_harness.core.recording.recording import Activation, Execution, Value, differs, written_differently
+from nsa_harness.core.recording.definitions import GENERATOR, Definitions
+from nsa_harness.core.recording.recording import Execution, differs, written_differently
 from nsa_harness.core.recording.trace import Trace
+from nsa_harness.core.recording.value_texts import length_of
 
 _MAX_STEPS = 600  # definitions that one slice inspects
 _MAX_ITERATION = 20  # statements of one iteration of a loop
+_MAX_SOURCES = 60  # definitions from one to the next, whether they differ or not
 _MAX_OBJECTS = 4  # definitions of objects from one to the next
 _MAX_DRAWS = 8  # draws in different states that are traced back for each generator
-_MAX_EVENTS = 300  # uses of one object that are inspected
-_GENERATOR = "generator:"  # prefix of the name under which the state of a random generator is followed
 
-_Key = TypeVar("_Key", bound=Hashable)
 Pair = tuple[int, int]  # two traces
 Executions = tuple[int, int]  # an execution of each of them
 
@@ -124,6 +121,22 @@ class Slicer:
                 ]
                 found.append(last[-1] if last else definition)
         return list(dict.fromkeys(found))
+
+    def sources(self, executions: Iterable[int]) -> Iterator[int]:
+        """Yield the executions of the first rank that defined what these read, then what those read, nearest first.
+
+        What happens within a call is left out.
+        """
+        waiting = deque(executions)
+        seen: set[int] = set()
+        while waiting and len(seen) < _MAX_SOURCES:
+            at = waiting.popleft()
+            for name, _ in self._trace(0).executions[at].reads:
+                definition = self._definitions[0].of(at, name)
+                if definition is not None and definition not in seen:
+                    seen.add(definition)
+                    waiting.append(definition)
+                    yield definition
 
     def _iteration(self, execution: int) -> list[int]:
         """Return the latest executions of the statements of the innermost loop around an execution, latest first.
@@ -249,7 +262,7 @@ class Slicer:
         first, second = (
             {generator: before for generator, before, _ in execution.draws} for execution in self._recorded(executions)
         )
-        return [_GENERATOR + name for name, state in first.items() if name in second and state != second[name]]
+        return [GENERATOR + name for name, state in first.items() if name in second and state != second[name]]
 
     def _follow(
         self, executions: Executions, name: str, previous: Step | None
@@ -305,7 +318,7 @@ class Slicer:
         Such a statement has "" as its name.
         """
         found = [(executions, name) for name in self.inputs(executions)]
-        return found + self._results(executions) or self._ends_of_iterators(executions)
+        return found + self._results(executions) or self._iterated(executions)
 
     def _results(self, executions: Executions) -> list[tuple[Executions, str]]:
         found = []
@@ -316,15 +329,30 @@ class Slicer:
                 found.append((parting[0], ""))
         return found
 
-    def _ends_of_iterators(self, executions: Executions) -> list[tuple[Executions, str]]:
-        """Return the statement at which generators parted that a loop iterates over, if these are its headers."""
+    def _iterated(self, executions: Executions) -> list[tuple[Executions, str]]:
+        """Return the statements that decided over what these executions iterate, if they are headers of loops.
+
+        These are the statement at which generators parted, or the ends of functions that returned different lengths.
+        """
         calls = [self._trace(side).resumed(execution) for side, execution in enumerate(executions)]
         found = []
         for call, other in zip(*calls, strict=False):
-            last = self._last_common(call, other)
+            last = self._last_common(call, other) or self._ends(call, other)
             if last is not None:
                 found.append((last, ""))
         return found
+
+    def _ends(self, call: int, other: int) -> Executions | None:
+        """Return the last executions of two activations if they correspond, and the lengths of the results differ."""
+        returned = self._trace(0).activations[call].returned, self._trace(1).activations[other].returned
+        lengths = {length_of(value.text) for value in returned if value is not None}
+        if len(lengths) < 2 or None in lengths:
+            return None
+        members = self._trace(0).members[call], self._trace(1).members[other]
+        if not members[0] or not members[1]:
+            return None
+        last = members[0][-1], members[1][-1]
+        return last if self.both(0, last[0]) == last else None
 
     def _last_common(self, call: int, other: int) -> Executions | None:
         """Return the last executions of two activations after which only one of them went on, or None."""
@@ -432,157 +460,3 @@ def _returned(alignment: Alignment, pair: Pair, executions: Executions) -> bool:
             return False
         results.append(value)
     return differs(*results)
-
-
-class Definitions:
-    """The definitions of names in one trace."""
-
-    def __init__(self, trace: Trace) -> None:
-        self.trace = trace
-
-    def of(self, execution: int, name: str) -> int | None:
-        """Return the last execution that defined the name before it was read here, or None if it is not known."""
-        if name.startswith(_GENERATOR):
-            return self._last(self._draws.get(name.removeprefix(_GENERATOR), ()), execution)
-        if name.startswith("len("):
-            return self.of(execution, name[len("len(") : -1])
-        base, _, attribute = name.rpartition(".")
-        identity = self.value(execution, base).identity if base and name[-1] != "]" else 0
-        if (found := self._last(self._attributes.get((identity, attribute), ()), execution)) is not None:
-            return found
-        if (found := self._local(execution, name)) is not None:
-            return found
-        if name[-1] == "]":
-            return self.of(execution, name[: name.rindex("[")])
-        if base:
-            return self.of(execution, base)
-        if self.is_argument(execution, name, None):
-            caller = self.trace.caller[self.trace.activation_of[execution]]
-            return caller if caller >= 0 else None
-        return self._outside(execution, name)
-
-    def value(self, execution: int, name: str) -> Value:
-        """Return the value of the name where it was read. A value that is not known has no type."""
-        recorded = self.trace.executions[execution]
-        for values in (recorded.reads, recorded.writes, self._activation(execution).arguments):
-            for other, value in values:
-                if other == name:
-                    return value
-        return Value("", "")
-
-    def is_object(self, execution: int, name: str) -> bool:
-        return not name.startswith(_GENERATOR) and bool(self.value(execution, name).identity)
-
-    def is_argument(self, execution: int, name: str, caller: int | None) -> bool:
-        """Return whether the name is an argument of the function, which was called in the execution `caller`."""
-        index = self.trace.activation_of[execution]
-        if caller is not None and self.trace.caller[index] != caller:
-            return False
-        return any(other == name.split(".")[0] for other, _ in self._activation(execution).arguments)
-
-    def argument(self, execution: int, name: str) -> Value | None:
-        return dict(self._activation(execution).arguments).get(name)
-
-    def events(self, identity: int, before: int) -> Iterator[tuple[int, Value, bool]]:
-        """Yield the uses of an object before an execution, latest first, up to the one that made it or named it."""
-        uses = self._uses.get(identity, [])
-        index = bisect_left(uses, self._order(before), key=self._order)
-        for execution in reversed(uses[max(0, index - _MAX_EVENTS) : index]):
-            if not self.trace.is_visible(execution, before):
-                continue
-            if (value := self.content(execution, identity, is_write=True)) is not None:
-                yield execution, value, True
-                return
-            if (value := self.content(execution, identity, is_write=False)) is not None:
-                yield execution, value, False
-
-    def content(self, execution: int, identity: int, *, is_write: bool) -> Value | None:
-        recorded = self.trace.executions[execution]
-        return next(
-            (v for _, v in (recorded.writes if is_write else recorded.reads) if v.identity == identity),
-            None,
-        )
-
-    def _activation(self, execution: int) -> Activation:
-        return self.trace.activations[self.trace.activation_of[execution]]
-
-    def _local(self, execution: int, name: str) -> int | None:
-        return self._last(self._locals.get((self.trace.activation_of[execution], name), ()), execution)
-
-    def _last(self, definitions: Sequence[int], execution: int) -> int | None:
-        """Return the last of the definitions that had ended before the execution, or None if there is none."""
-        order = self.trace.executions[execution].order
-        for index in range(bisect_left(definitions, order, key=self._order) - 1, -1, -1):
-            definition = definitions[index]
-            if not definition <= execution < self.trace.end_of(definition) and self.trace.is_visible(
-                definition, execution
-            ):
-                return definition
-        return None
-
-    def _order(self, execution: int) -> int:
-        """Return the number of the execution in the order of time, which generators and threads can change."""
-        return self.trace.executions[execution].order
-
-    @cached_property
-    def _locals(self) -> dict[tuple[int, str], list[int]]:
-        return self._index(
-            ((self.trace.activation_of[number], name), number)
-            for number, execution in enumerate(self.trace.executions)
-            for name, _ in execution.writes
-        )
-
-    def _outside(self, execution: int, name: str) -> int | None:
-        """Return the last definition in an enclosing function or at the top level of the file."""
-        activation = self._activation(execution)
-        found = self._last(self._globals.get((activation.file, name), ()), execution)
-        if found is None and "." in name:
-            return self._outside(execution, name.rpartition(".")[0])
-        return found
-
-    def _index(self, items: Iterable[tuple[_Key, int]]) -> dict[_Key, list[int]]:
-        """Return the executions of each key in the order of time. The items come in the order of executions."""
-        found: defaultdict[_Key, list[int]] = defaultdict(list)
-        for key, number in items:
-            if not found[key] or found[key][-1] != number:
-                found[key].append(number)
-        for numbers in found.values():
-            numbers.sort(key=self._order)
-        return dict(found)
-
-    @cached_property
-    def _draws(self) -> dict[str, list[int]]:
-        return self._index(
-            (generator, number)
-            for number, execution in enumerate(self.trace.executions)
-            for generator, _, _ in execution.draws
-        )
-
-    @cached_property
-    def _globals(self) -> dict[tuple[str, str], list[int]]:
-        return self._index(
-            ((self._activation(number).file, name), number)
-            for number, execution in enumerate(self.trace.executions)
-            for name, _ in execution.writes
-            if "." not in name
-        )
-
-    @cached_property
-    def _attributes(self) -> dict[tuple[int, str], list[int]]:
-        found = []
-        for number, execution in enumerate(self.trace.executions):
-            for name, _ in execution.writes:
-                base, _, attribute = name.rpartition(".")
-                if base and (identity := self.value(number, base).identity):
-                    found.append(((identity, attribute), number))
-        return self._index(found)
-
-    @cached_property
-    def _uses(self) -> dict[int, list[int]]:
-        return self._index(
-            (value.identity, number)
-            for number, execution in enumerate(self.trace.executions)
-            for values in (execution.reads, execution.writes)
-            for _, value in values
-            if value.identity
-        )
