@@ -117,6 +117,17 @@ def test_a_member_that_has_not_come_to_an_open_collective_is_late() -> None:
     assert (short(one), one.culprit_is_certain) == ((LATE, "0", 2, (1,), (1,)), False)
 
 
+def test_a_rank_that_sent_the_data_of_another_collective_to_an_open_one_is_not_late() -> None:
+    """gloo aborts a rank that receives more data than its own collective expects."""
+    known = ([*done(1), collective(2)], done(1))
+    lines = {rank: timeline(rank, None, entries, "gloo") for rank, entries in enumerate(known)}
+    groups = groups_of(lines, {})
+    assert [one.kind for one in differences(lines, groups, {})] == [LATE]
+    (one,) = differences(lines, groups, {}, mismatched=[0])
+    assert (one.kind, one.ranks, one.culprit_is_certain) == (MISSING, (1,), False)
+    assert [one.kind for one in differences(lines, groups, {}, mismatched=[1])] == [LATE]
+
+
 def test_a_number_that_only_one_rank_still_remembers_is_no_missing_one() -> None:
     assert found(recorded(collective(2), *done(9)), recorded(*done(8, 9))) == ()
 

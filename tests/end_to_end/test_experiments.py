@@ -107,6 +107,46 @@ SHARDED = """
     for item in items:
         dist.all_reduce(x)
 """
+PLAN = """
+def usable(items):
+    kept = []
+    for item in items:
+        if item % 7:
+            kept.append(item)
+    return kept
+
+
+class Plan:
+    def __init__(self, rank):
+        self.rank = rank
+        self.items = list(range(60))
+
+    def of_epoch(self):
+        return usable(self.items[self.rank :: 2])
+
+
+class Source:
+    def __init__(self, rank):
+        items = list(range(60))
+        items = items[rank::2]
+
+
+
+        self.items = usable(items)
+
+    def __iter__(self):
+        return iter(self.items)
+"""
+PLANNED = """
+    plan = Plan(rank)
+    for item in plan.of_epoch():
+        dist.all_reduce(x)
+"""
+DEALT = """
+    source = Source(rank)
+    for item in source:
+        dist.all_reduce(x)
+"""
 # The number of items comes from a file of each rank, so the list is an effect.
 COUNTED = """
     import pathlib
@@ -213,6 +253,14 @@ def test_a_sequence_that_is_longer_on_one_rank_is_cut(workspace):
     assert (answer["result"], experiments(answer)) == ("certain", [("equal_length", "origin")]), said(ran)
     assert answer["explanation"]["candidates"][answer["origin"]]["name"] == "items"
     assert "items = items[: min(shared)]" in workspace.harness("why", "--patch", str(ran.run_dir)).out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("program", "dealing"), [(PLANNED, "self.items[self.rank :: 2]"), (DEALT, "items[rank::2]")])
+def test_data_that_were_dealt_out_and_then_filtered_lead_to_where_they_were_dealt_out(workspace, program, dealing):
+    ran, answer = why(workspace, program, PLAN)
+    named = [candidate["place"]["text"] for candidate in answer["explanation"]["candidates"][:3]]
+    assert any(dealing in text for text in named), said(ran)
 
 
 @pytest.mark.slow

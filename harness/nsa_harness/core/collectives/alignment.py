@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
@@ -83,18 +83,19 @@ def differences(
     groups: Mapping[str, Sequence[Members]],
     status_files: Mapping[int, StatusFile],
     are_alternatives: Callable[[Event, Event], bool] = lambda _event, _other: True,
+    mismatched: Collection[int] = (),
 ) -> tuple[Difference, ...]:
     """Return the first differing call in each process group, ordered by time.
 
     `groups` has the members of each group; see `groups_of`. Differences of kind LATE come last, because other
     differences may explain them. `are_alternatives` tells whether two calls may be alternatives of one condition, so
-    that a rank makes only one of them.
+    that a rank makes only one of them. `mismatched`: ranks that received the data of another collective than their own.
     """
     per_group = [
         _without_unknown_history(difference, members, timelines, status_files)
         for group, parties in groups.items()
         for members in parties
-        if (difference := _group_difference(group, members, timelines, status_files, are_alternatives))
+        if (difference := _group_difference(group, members, timelines, status_files, are_alternatives, mismatched))
     ]
     return tuple(
         sorted(
@@ -180,6 +181,7 @@ def _group_difference(
     timelines: Mapping[int, Timeline],
     status_files: Mapping[int, StatusFile],
     are_alternatives: Callable[[Event, Event], bool],
+    mismatched: Collection[int],
 ) -> Difference | None:
     """Return the first difference between the ranks' calls in a process group, or None if there is none."""
     tracks = _tracks(group, [timelines[rank] for rank in members if rank in timelines], status_files)
@@ -196,7 +198,7 @@ def _group_difference(
     call_difference = _call_difference(group, tracks, reference, *first) if first else None
     shift = _shift(group, tracks)
     if shift is None:
-        return call_difference or _late_difference(group, tracks)
+        return call_difference or _late_difference(group, tracks, mismatched)
     # If both begin at the same event, an added or skipped call explains more than a shift.
     is_preferred = call_difference is not None and (
         call_difference.culprit_is_certain or call_difference.kind in (DifferenceKind.EXTRA, DifferenceKind.COUNT)
@@ -480,7 +482,7 @@ def _later_in_training(difference: Difference) -> Difference | None:
     return replace(difference, kind=DifferenceKind.MISSING, ranks=later, expected=expected) if later else None
 
 
-def _late_difference(group: str, tracks: Sequence[_Track]) -> Difference | None:
+def _late_difference(group: str, tracks: Sequence[_Track], mismatched: Collection[int]) -> Difference | None:
     """Return the difference at a call that only some ranks have made so far, or None if there is none."""
     count = min(len(track.events) for track in tracks)
     ahead = {track.rank: track for track in tracks if len(track.events) > count}
@@ -493,6 +495,9 @@ def _late_difference(group: str, tracks: Sequence[_Track]) -> Difference | None:
     trains = any(_trains(ahead[rank]) for rank, event in events.items() if event is expected)
     waiting = [track.status_file for track in ahead.values() if track.status_file]
     beyond = [track for track in absent if trains == _trains(track) and _has_passed(track, expected, waiting)]
+    is_mismatch = not beyond and any(rank in mismatched and not event.is_done for rank, event in events.items())
+    if is_mismatch:
+        beyond = absent  # They sent the data of another collective, such as one in a backward pass.
     late = Difference(
         kind=DifferenceKind.LATE,
         group=group,
@@ -511,7 +516,7 @@ def _late_difference(group: str, tracks: Sequence[_Track]) -> Difference | None:
         again = tuple(rank for rank, step in steps.items() if step.has_expectation and not step.keeps_pattern)
         if again and len(again) <= len(beyond):
             return replace(missing, kind=DifferenceKind.COUNT, ranks=again)
-        all_kept = all(step.keeps_pattern for step in steps.values())
+        all_kept = not is_mismatch and all(step.keeps_pattern for step in steps.values())
         return replace(
             missing, culprit_is_certain=all_kept and all(len(track.before(expected)) >= MIN_REPEATS for track in beyond)
         )

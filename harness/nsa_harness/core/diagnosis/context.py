@@ -45,7 +45,7 @@ from nsa_harness.core.source_code.program_source import ProgramSource
 from nsa_harness.core.verdict.group_waits import job_backend
 from nsa_harness.core.verdict.motion import rank_stack
 from nsa_harness.core.verdict.proof import computations
-from nsa_harness.core.verdict.verdict import Failure, FailureKind, Judgement
+from nsa_harness.core.verdict.verdict import Failure, FailureKind, Judgement, received_other_collective
 from nsa_harness.core.verdict.wait import ChildWait, Wait
 
 _LAYER = re.compile(r"(?:^|\.)(\d+)(?:\.|$)")
@@ -145,7 +145,8 @@ class DiagnosisContext:
         if self.stacks_only:
             difference = difference_of_stacks(self.timelines)
             return (difference,) if difference else ()
-        return differences(self.timelines, self._groups, self.status_files, self._are_alternatives)
+        mismatched = [rank.rank for rank in self.evidence.ranks if received_other_collective(rank)]
+        return differences(self.timelines, self._groups, self.status_files, self._are_alternatives, mismatched)
 
     def _are_alternatives(self, event: Event, other: Event) -> bool:
         """Return whether one condition in the program could decide which of the two calls is made."""

@@ -388,10 +388,16 @@ def _rank_failure(rank: RankEvidence, *, is_exiting: bool) -> Failure | None:
         at_s=exit.at_s,
         text=f"rank {rank.rank} {exit_text(exit.status)}{f' ({lost_peer[0]})' if lost_peer else ''}",
         is_collateral=exit.status in _TERMINATED
-        or bool(lost_peer or _MISMATCH_ABORT.search(error_text))
+        or bool(lost_peer)
+        or received_other_collective(rank)
         or _aborted_in_collective(rank),
         status=exit.status,
     )
+
+
+def received_other_collective(rank: RankEvidence) -> bool:
+    """Return whether gloo aborted the rank because a peer sent it the data of another collective."""
+    return any(map(_MISMATCH_ABORT.search, rank.error_lines))
 
 
 def _aborted_in_collective(rank: RankEvidence) -> bool:
