@@ -10,11 +10,12 @@ from builders import board, call, case, ended, evidence, finding_of, rank_eviden
 
 from nsa_harness.core.diagnosis.rules import replicas as of_replicas
 from nsa_harness.core.diagnosis.rules import silent_faults as of_silence
-from nsa_harness.core.evidence.evidence import RankEvidence
+from nsa_harness.core.evidence.evidence import Frame, RankEvidence
 from nsa_harness.core.evidence.exit_messages import read_exit_messages
 from nsa_harness.core.evidence.health_records import MAX_POINTS, read_health_samples
 from nsa_harness.core.evidence.health_samples import (
     DataWait,
+    Exchange,
     HealthSamples,
     MemorySample,
     NonFiniteValue,
@@ -351,6 +352,22 @@ def test_a_buffer_that_several_changes_kept_equal_and_that_then_differs_to_the_e
     assert "Quantizer, a copy of the model, changed alike on ranks 0, 1, and has differed since" in one.claim
 
 
+def test_buffers_that_never_changed_alike_are_named_if_all_parameters_are_equal() -> None:
+    mine, theirs = companion(*(f"{code}aaaa" for code in CODES)), companion(*(f"9{code[1:]}aaaa" for code in CODES))
+    theirs = replace(theirs, replicas=(replace(theirs.replicas[0], blocks=(OTHER, SAME)),))
+    ranks = [rank(number, both(one, replica(*"abbcd"))) for number, one in enumerate((mine, theirs))]
+    one = found(of_replicas.replica_divergence, *ranks)
+    assert (one.facts["identified_by"], one.facts["parts"], one.confidence) == ("local buffers", ["codes"], 0.75)
+    assert one.left_open == ("the buffers may belong to each rank on purpose, like statistics of its own batches",)
+    drifted = [
+        rank(number, both(one, replica(*model))) for number, one, model in ((0, mine, "abbcd"), (1, theirs, "abbcx"))
+    ]
+    assert found(of_replicas.replica_divergence, *drifted) is None, "the parameters differ as well"
+    constant = companion(*("9000aaaa" for _ in CODES), last=(OTHER, SAME))
+    ranks = [rank(number, both(one, replica(*"abbcd"))) for number, one in enumerate((mine, constant))]
+    assert found(of_replicas.replica_divergence, *ranks) is None, "constants of the rank"
+
+
 def both(copies: HealthSamples, model: HealthSamples) -> HealthSamples:
     """Samples of a model in DDP, and of a copy of it with the same parameters."""
     (original,) = model.replicas
@@ -458,6 +475,74 @@ def test_models_outside_of_ddp_that_were_not_meant_to_be_equal_are_no_finding(
     first: HealthSamples, second: HealthSamples
 ) -> None:
     assert found(of_replicas.replica_divergence, rank(0, first), rank(1, second)) is None
+
+
+def exchanged(checksums: str, *, elements: int = 10, first: str = "a", **changes: Any) -> HealthSamples:
+    """A model that was sampled after each exchange, and whose last step has a number that no other rank has."""
+    exchanges = tuple(
+        Exchange(number=number, calls=3 * number, elements=elements, checksum=checksum, blocks=(OTHER,))
+        for number, checksum in enumerate(checksums, 1)
+    )
+    steps = {"a": 5, "b": 7}[changes.pop("client", "a")]
+    samples = (ReplicaSample(at="stepped", round=steps, steps=steps, checksum="z"),)
+    facts = {"samples": samples, "exchanges": exchanges, "first_checksum": first, "numel": 10, "was_broadcast": True}
+    return replica(**{**facts, "in_ddp": False, **changes})
+
+
+DRIFTING = exchanged("uvwx", client="b")
+
+
+def test_replicas_that_full_exchanges_never_made_equal_are_found_whatever_the_number_of_steps() -> None:
+    mine = exchanged("bcde", exchanges=tuple(replace(one, blocks=(SAME,)) for one in EXCHANGES))
+    one = found(of_replicas.replica_divergence, rank(0, mine), rank(1, DRIFTING))
+    assert (one.ranks, one.facts["identified_by"], one.facts["exchanges"]) == ((0, 1), "never equal again", 4)
+    assert "exchanged data of the size of the model 4 times, and the replicas differed after each exchange" in one.claim
+    assert "write their results back" in one.advice
+
+
+EXCHANGES = exchanged("bcde").replicas[0].exchanges
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param({"checksums": "bcdx"}, id="equal after one exchange"),
+        pytest.param({"checksums": "bcde", "elements": 9}, id="less than the model was exchanged"),
+        pytest.param({"checksums": "bc"}, id="few exchanges"),
+        pytest.param({"checksums": "bcde", "was_broadcast": False}, id="not broadcast"),
+        pytest.param({"checksums": "bcde", "first": "b"}, id="not equal at first"),
+    ],
+)
+def test_replicas_that_need_not_be_equal_after_an_exchange_are_no_finding(changes: dict[str, Any]) -> None:
+    mine = exchanged(**changes)
+    blocks = tuple(replace(one, blocks=(SAME,)) for one in mine.replicas[0].exchanges)
+    mine = replace(mine, replicas=(replace(mine.replicas[0], exchanges=blocks),))
+    assert found(of_replicas.replica_divergence, rank(0, mine), rank(1, DRIFTING)) is None
+
+
+def parts_of_model(summed: str, left_out: str, block: ParameterBlock = SAME) -> HealthSamples:
+    """Samples of the parameters whose gradients the program sums, and of those that it leaves out."""
+    body, head = alone(*summed, kind="summed", type="Net"), alone(*left_out, kind="left out", type="Net", part=block)
+    return replace(body, replicas=(body.replicas[0], replace(head.replicas[0], number=1, names=(("head", "head"),))))
+
+
+def test_parameters_whose_gradients_are_left_out_of_the_sum_are_named() -> None:
+    first, second = parts_of_model("abbccd", "abbccd"), parts_of_model("abbccd", "wxxyyz", OTHER)
+    one = found(of_replicas.replica_divergence, rank(0, first), rank(1, second))
+    assert (one.ranks, one.facts["identified_by"], one.place) == ((0, 1), "left out", Place(parameter="head"))
+    assert "sums some gradients of Net over all ranks, but not those of head, and these parameters" in one.claim
+    assert "Sum the gradients of these parameters as well" in one.advice
+
+
+def test_parameters_left_out_of_the_sum_are_no_finding_if_they_are_equal_or_the_rest_differs_or_is_divided() -> None:
+    first, second = parts_of_model("abbccd", "abbccd"), parts_of_model("abbccd", "wxxyyz", OTHER)
+    assert found(of_replicas.replica_divergence, rank(0, first), rank(1, first)) is None
+    drifting = parts_of_model("abbccx", "wxxyyz", OTHER)
+    assert found(of_replicas.replica_divergence, rank(0, first), rank(1, drifting)) is None
+    for function, is_found in (("forward", False), ("launch", True)):
+        made = call(op="all_reduce", chain=(Frame(function=function, file="/home/ada/net.py", line=4),))
+        ranks = [rank(n, one, status_file=board(calls=(made,))) for n, one in enumerate((first, second))]
+        assert (found(of_replicas.replica_divergence, *ranks) is not None) is is_found
 
 
 def test_models_that_were_never_equal_and_whose_gradients_are_summed_were_meant_to_be() -> None:
@@ -726,6 +811,17 @@ def test_replicas_are_read_back_with_the_parts_of_the_last_look() -> None:
     assert bare is not None
     assert (bare.replicas[0].in_ddp, bare.replicas[0].was_broadcast) == (False, True)
     assert bare.replicas[0].samples[-1].at == "over"
+
+
+def test_exchanges_are_read_back_with_the_first_checksum_of_their_model() -> None:
+    made = {"at": "made", "ddp": 0, "ranks": "0-1", "parts": [["a", "b"]], "sum": "1", "seen": [["1", "2", "3"]]}
+    facts = {"at": "exchanged", "ddp": 0, "sum": "2", "seen": [["4", "5", "6"]], "calls": 7, "elements": 90, "round": 2}
+    looks = read_health_samples([{**made, "hook": "", "numel": 12}, facts])
+    assert looks is not None
+    (one,) = looks.replicas
+    assert (one.first_checksum, one.numel, len(one.samples)) == ("1", 12, 1)
+    block = ParameterBlock(checksum="4", size=5.0, total=6.0)
+    assert one.exchanges == (Exchange(number=2, calls=7, elements=90, checksum="2", blocks=(block,)),)
 
 
 def test_written_files_are_read_back() -> None:

@@ -40,6 +40,9 @@ def explanation(boards: Path, *arguments: str) -> tuple[Any, list[HealthSamples]
         ("adapter_late", "added", "DistributedDataParallel(model)", "adapter.weight"),
         ("beside_ddp", "beside", "DistributedDataParallel(blocks())", "head.weight"),
         ("ddp_dropped", "", None, "0.0.weight"),
+        ("by_hand", "bypassed", "model.module(rows)", "0.0.weight"),
+        ("head_late", "left out", None, "head.weight"),
+        ("not_written_back", "never equal again", None, "0.0.weight"),
     ],
 )
 def test_the_line_that_leaves_gradients_out_of_ddp_is_named(
@@ -52,6 +55,12 @@ def test_the_line_that_leaves_gradients_out_of_ddp_is_named(
     assert one.place.line is None if line is None else line in file.read_text().splitlines()[one.place.line - 1]
 
 
+def test_buffers_that_each_rank_changes_by_its_own_data_are_named_and_may_be_meant_so(tmp_path: Path) -> None:
+    found, _ = explanation(tmp_path, str(FAULTS / "silent_buffers_of_own_load.py"), "fault")
+    assert (found.facts["identified_by"], found.facts["parts"], found.ranks) == ("local buffers", ("bias",), (0, 1))
+    assert (found.evidence.name, [question.code for question in found.left_open]) == ("OPEN", ["local_on_purpose"])
+
+
 @pytest.mark.parametrize(
     "program",
     [
@@ -59,6 +68,8 @@ def test_the_line_that_leaves_gradients_out_of_ddp_is_named(
         *(f"silent_replicas_{name}" for name in ("bypassed", "adapter_late", "beside_ddp", "ddp_dropped")),
         "silent_replicas_helper_past_ddp",
         "silent_replicas_early_copy",
+        *(f"silent_replicas_{name}" for name in ("by_hand", "head_late", "not_written_back")),
+        "silent_buffers_of_own_load",
     ],
 )
 def test_healthy_programs_are_no_finding(tmp_path: Path, program: str) -> None:

@@ -35,6 +35,7 @@ from nsa_harness.probe.replicas import (
     forget_reduced,
     note_reduced,
     optimizer_facts,
+    summed_and_left_out,
 )
 
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
@@ -127,6 +128,19 @@ def test_gradients_are_reduced_where_each_was_summed_since_the_newest_backward_b
     note_reduced(model.weight.grad[:1])
     note_reduced(model.bias.grad)
     assert not _all_reduced(every), "another tensor begins where the gradient does"
+
+
+def test_a_model_is_divided_if_the_program_sums_only_some_of_its_gradients() -> None:
+    model = torch.nn.Linear(2, 3)
+    replica = LiveReplica(0, model, "model")
+    model(torch.ones(2)).sum().backward()
+    assert list(summed_and_left_out(replica)) == []
+    note_reduced(model.weight.grad)
+    parts = [(kind, [name for name, _ in part.parameters]) for part, kind in summed_and_left_out(replica)]
+    assert parts == [("summed", ["weight"]), ("left out", ["bias"])]
+    note_reduced(model.bias.grad)
+    assert list(summed_and_left_out(replica)) == []
+    forget_reduced()
 
 
 class Quantizer(torch.nn.Module):

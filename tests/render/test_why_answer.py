@@ -115,6 +115,7 @@ def test_each_kind_of_origin_has_its_sentence_and_remedy_with_and_without_a_name
     named = {
         OriginKind.CALL, OriginKind.LEFT_OUT, OriginKind.EXCEPTION, OriginKind.OTHER_RANKS_FILE, OriginKind.UNKNOWN,
         OriginKind.EARLY_COPY, OriginKind.STALE_PARAMETERS, OriginKind.UNSYNCHRONIZED,
+        OriginKind.DISCARDED_RESULT, OriginKind.SKIPPED_COLLECTIVE,
     }  # fmt: skip
     assert (sentence == decides) == (kind not in named)
 

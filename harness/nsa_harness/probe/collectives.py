@@ -15,7 +15,7 @@ from .gradients import CUTTING, note_cut
 from .groups import Groups
 from .patches import TroubleLog, after_import, compiling_test, patch
 from .places import frame_place, innermost
-from .replicas import note_broadcast, note_reduced
+from .replicas import note_broadcast, note_collective, note_reduced
 from .status_file import StatusFileWriter
 from .waits import Handle, OngoingWait, Waits
 
@@ -135,8 +135,8 @@ PARTNERS = {
     **dict.fromkeys(("recv", "irecv", "recv_object_list"), _FROM),
 }
 GRADIENTS, NO_GRADIENTS = protocol.CALL_GRADIENTS, protocol.CALL_NO_GRADIENTS
-# all_reduce calls that are inspected before the first step. A program with more of them reduces no gradients this way,
-# or takes steps that the probe does not see.
+# all_reduce calls that are inspected. Only those of the first step of a model matter, but other models may be trained
+# before it.
 REDUCTIONS_LIMIT = 4096
 CUT_CALLS_LIMIT = 64  # calls of each operation that are inspected for gradients
 BATCHES_LIMIT = 256  # different batches whose transfers are recorded, because the string table is small
@@ -316,6 +316,7 @@ class Operation(CallArguments):
             )
             if self._hash:
                 status_file.add_to_total(group, call_hash)
+                note_collective(elements)
             call[0] = number
         except Exception as error:
             self._trouble.note("collectives", error)
@@ -339,10 +340,8 @@ class Operation(CallArguments):
         return slot
 
     def _note_reduction(self, arguments: Any, options: Any) -> None:
-        """Record a tensor that is reduced over all ranks in the first step: models without DDP may be replicas."""
-        self._reductions_left = (
-            0 if self._status_file.step > 1 or self._status_file.is_step_done else self._reductions_left - 1
-        )
+        """Record a tensor that is reduced over all ranks, because models without DDP may be replicas."""
+        self._reductions_left -= 1
         if (group := self.group(arguments, options)) is None or group is self._c10d.GroupMember.WORLD:
             note_reduced(self.payload(arguments, options))
 

@@ -82,6 +82,10 @@ class HealthSampler:
         self._step = 1
         self._total_steps = 0
         self._iteration = self._iteration_key = 0
+        self._by_hand: list[tuple[replicas.LiveReplica, dict[str, Any]]] = []  # models before the first update
+        self._is_by_hand = False  # the program updates its parameters without an optimizer of torch
+        self._exchanges = 0  # optimizer steps after which the ranks exchanged data before the next forward
+        self._collectives_before = (0, 0)  # number of collectives, and of their elements, at the last optimizer step
         self._foreign = foreign_code(torch)
         self._written_files = WrittenFiles(status_file, trouble, self._foreign)
         self._cached_use: tuple[tuple[str, ...], str] = (), ""
@@ -181,9 +185,9 @@ class HealthSampler:
     def _before_step(self, optimizer: Any, *_: Any) -> None:
         if self._replicas and is_sampled(self._iteration + 1):
             self._trouble.attempt("replica samples", lambda: self._find_unreduced(optimizer))
-        if not self._total_steps and not self._optimizers:
-            self._trouble.attempt("replica samples", self._find_replicas)
         steps = self._optimizers.get(optimizer)
+        if steps is None and not self._is_by_hand:
+            self._trouble.attempt("replica samples", lambda: self._find_replicas(optimizer))
         if steps is None:
             if len(self._optimizers) >= OPTIMIZERS_LIMIT:
                 return
@@ -277,6 +281,8 @@ class HealthSampler:
     def _before_backward(self, tensors: Any) -> None:
         losses = tensors if isinstance(tensors, (list, tuple)) else (tensors,)
         wrong = next((value for loss in losses if (value := self._not_finite_loss(loss)) is not None), None)
+        if not self._total_steps:
+            self._trouble.attempt("replica samples", self._note_update_by_hand)
         self._losses += 1
         replicas.forget_reduced()
         self._bad_losses += wrong is not None
@@ -300,17 +306,60 @@ class HealthSampler:
             return None
         return not_finite(sample_bytes(loss, 16), str(loss.dtype))
 
-    def _add_replica(self, model: Any, kind: str = "ddp", original: replicas.LiveReplica | None = None) -> None:
+    def _add_replica(
+        self, model: Any, kind: str = "ddp", original: replicas.LiveReplica | None = None
+    ) -> replicas.LiveReplica:
         replica = replicas.LiveReplica(len(self._replicas), model, kind, original)
+        replica.earlier = original.earlier if original else (self._iteration, self._total_steps)
         self._replicas.append(replica)
         self._write(replica.header())
         self._names.at_next_forward = self._at_forward
+        return replica
 
-    def _find_replicas(self) -> None:
-        """Before the first step, add the models that are not wrapped in DDP to the sampled replicas."""
+    def _find_replicas(self, optimizer: Any) -> None:
+        """Add the models that are not wrapped in DDP to the sampled replicas, before the first step of an optimizer.
+
+        After the first optimizer of the program, only models are added that the optimizer trains.
+        """
+        trained = {id(parameter) for parameter in trained_parameters(optimizer)} if self._total_steps else None
+        for model in self._models_without_ddp():
+            if trained is not None and trained.isdisjoint(id(parameter) for parameter in model.parameters()):
+                continue
+            replica = self._add_replica(model, "model")
+            for part, kind in replicas.summed_and_left_out(replica):
+                self._add_replica(part, kind, replica)
+
+    def _models_without_ddp(self) -> list[Any]:
         models = list(replicas.models_without_ddp(self._names.models(), self._replicas))
-        for model in models[: replicas.INSTANCES_LIMIT - len(self._replicas)]:
-            self._add_replica(model, "model")
+        return models[: max(0, replicas.INSTANCES_LIMIT - len(self._replicas))]
+
+    def _note_update_by_hand(self) -> None:
+        """Sample the replicas before a backward pass if the program has updated them without an optimizer of torch.
+
+        The first backward pass only stores what they are before any update. A pass without an update, such as that of
+        a further micro-batch, is not the end of an iteration.
+        """
+        if not self._losses:
+            new = [replicas.LiveReplica(0, model, "model") for model in self._models_without_ddp()]
+            self._by_hand = [(each, each.header()) for each in (*self._living_replicas(), *new)]
+        elif is_sampled(self._losses) and self._in_backward() == -1:
+            if not self._is_by_hand:
+                living = [(each, header) for each, header in self._by_hand if each.model() is not None]
+                self._is_by_hand = any(each.sample()["sum"] != header["sum"] for each, header in living)
+                if not self._is_by_hand:
+                    return
+                for each, header in living:
+                    if each.kind == "model":
+                        each.number = len(self._replicas)
+                        self._replicas.append(each)
+                        self._write({**header, "ddp": each.number, "reduced": each.header()["reduced"]})
+                        for part, kind in replicas.summed_and_left_out(each):
+                            self._add_replica(part, kind, each)
+                self._trouble.attempt("copies of models", self._find_belongings)
+            self._iteration = self._iteration_key = self._losses
+            for each in self._living_replicas():
+                self._write(self._replica_sample(each, "stepped"))
+        self._note_bypasses()
 
     def _find_unreduced(self, optimizer: Any) -> None:
         """Add the trained parameters that DDP does not average, although it averages the rest of their model."""
@@ -320,16 +369,33 @@ class HealthSampler:
                 self._add_replica(parameters, kind, ddp)
 
     def _find_belongings(self) -> None:
-        """After the first step, add the buffers and the copies of the sampled models."""
-        models = [replica for replica in self._living_replicas() if replica.original is replica]
+        """After the first step of a model, add its buffers and its copies to the sampled replicas."""
+        models = [each for each in self._living_replicas() if each.original is each and not each.has_belongings]
+        for model in models:
+            model.has_belongings = True
         for thing, kind, original in list(replicas.belongings(models)):
             self._add_replica(thing, kind, original)
 
     def _sample_before_step(self) -> None:
+        exchanged = self._note_exchange()
         for replica in self._living_replicas():
             if replica.needs_sample:
                 replica.needs_sample = False
                 self._write(self._replica_sample(replica, "begun"))
+            if exchanged and replica.kind == "model":
+                self._write({**self._replica_sample(replica, "exchanged"), **exchanged})
+
+    def _note_exchange(self) -> dict[str, int]:
+        """Return the facts of an exchange between the last optimizer step and this forward pass, or {} if not sampled.
+
+        Ranks that make different numbers of steps in between, as in federated learning, make the same exchanges.
+        """
+        calls, elements = replicas.collectives()
+        calls_before, elements_before = self._collectives_before
+        self._exchanges += calls != calls_before
+        if calls == calls_before or not is_sampled(self._exchanges):
+            return {}
+        return {"round": self._exchanges, "calls": calls, "elements": elements - elements_before}
 
     def _end_iteration(self) -> None:
         """Count an optimizer step, and request a sample of the model replicas if this iteration is sampled.
@@ -341,12 +407,15 @@ class HealthSampler:
         key = self._losses or self._total_steps
         self._iteration += key != self._iteration_key
         self._iteration_key = key
-        if self._total_steps == 1:
+        if any(replica.original is replica and not replica.has_belongings for replica in self._replicas):
             self._trouble.attempt("copies of models", self._find_belongings)
         self._note_bypasses()
-        if not is_sampled(self._iteration):
-            return
+        self._collectives_before = replicas.collectives()
+        if any(replica.kind == "model" for replica in self._replicas):
+            self._names.at_next_forward = self._at_forward
         for replica in self._living_replicas():
+            if not is_sampled(self._iteration - replica.earlier[0]):
+                continue
             replica.needs_sample = True
             self._names.at_next_forward = self._at_forward
             self._write(self._replica_sample(replica, "stepped"))
@@ -358,7 +427,9 @@ class HealthSampler:
         return [replica for replica in self._replicas if replica.model() is not None]
 
     def _replica_sample(self, replica: replicas.LiveReplica, at: str) -> dict[str, Any]:
-        header = {"at": at, "ddp": replica.number, "round": self._iteration, "steps": self._total_steps}
+        iterations, steps = replica.earlier
+        header = {"at": at, "ddp": replica.number, "round": self._iteration - iterations}
+        header["steps"] = (self._total_steps or self._iteration) - steps
         facts = replicas.optimizer_facts(self._optimizers, replica) if replica.kind in ("ddp", "model") else {}
         if at == "stepped":
             facts |= {"bypass": replica.bypass} if replica.bypass else {}

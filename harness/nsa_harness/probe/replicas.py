@@ -41,12 +41,16 @@ class LiveReplica:
         self.number = number
         # Only a dict has no weak references. It is released once nothing else refers to it.
         self.model: Callable[[], Any] = _Kept(model) if type(model) is dict else weakref.ref(model)
-        if kind in (ADDED, BESIDE):
+        if kind in _PARTS_OF_MODELS:
             self.model = lambda: model  # has weak references itself
-        # "ddp": a model in DDP; "model": another one; "buffers" of a model; "copy" of a model; `ADDED` or `BESIDE`
+        # "ddp": a model in DDP; "model": another one; "buffers" of a model; "copy" of a model; or a part of a model
         self.kind = kind
-        self.original = original or self  # the model that these buffers, or this copy, belong to
+        self.original: LiveReplica = original or self  # the model that these buffers, or this copy, belong to
         self.needs_sample = kind == "ddp"  # take a sample before the next forward
+        # Iterations and optimizer steps of this rank before this model, which do not count. Another rank may have
+        # trained another model before, or none.
+        self.earlier = 0, 0
+        self.has_belongings = False  # its buffers and copies were searched
         self.bypass = ""  # line that called the model itself instead of DDP since the last sample
 
     def header(self) -> dict[str, Any]:
@@ -68,18 +72,19 @@ class LiveReplica:
             "parts": parts,
         }
         facts |= _name_checksums([names for names, _ in _parts(every)])
-        if self.kind in (ADDED, BESIDE):
-            facts |= {"kind": self.kind, "of": self.model().name, "wrap": _wrap_places.get(self.original.model(), "")}
+        if self.kind in _PARTS_OF_MODELS:
+            wrap_place = _wrap_places.get(self.original.model(), "") if self.original.kind == "ddp" else ""
+            facts |= {"kind": self.kind, "of": self.model().name, "wrap": wrap_place}
         elif self.kind in ("buffers", "copy"):
             facts |= {"kind": self.kind, "of": type(_inner(self.model())).__name__}
         elif self.kind != "ddp":
-            facts["reduced"] = _all_reduced(every)
+            facts |= {"reduced": _all_reduced(every), "numel": sum(parameter.numel() for _, parameter in every)}
         return {"at": "made", "ddp": self.number, **facts, **self.sample()}
 
     def parameters(self) -> set[int]:
         """Return the ids of the model's parameters."""
         model: Any = self.model()
-        if self.kind in (ADDED, BESIDE):
+        if self.kind in _PARTS_OF_MODELS:
             return {id(parameter) for _, parameter in self._tensors()}
         return set() if model is None or self.kind == "copy" else {id(parameter) for parameter in model.parameters()}
 
@@ -95,7 +100,7 @@ class LiveReplica:
 
     def _tensors(self) -> list[tuple[str, Any]]:
         model = self.model()
-        if self.kind in (ADDED, BESIDE):
+        if self.kind in _PARTS_OF_MODELS:
             return [(name, tensor) for name, ref in model.parameters if (tensor := ref()) is not None]
         if self.kind == "buffers":
             return _buffers(model)
@@ -133,10 +138,13 @@ class _Kept:
 # Kinds of trained parameters whose gradients DDP does not average. They were added to the model inside of DDP, or made
 # trainable, after DDP wrapped it; or they are beside it, in the same outer model or in the same optimizer.
 ADDED, BESIDE = "added", "beside"
+# Trained parameters of a model without DDP whose gradients the program sums over all ranks, and all others.
+SUMMED, LEFT_OUT = "summed", "left out"
+_PARTS_OF_MODELS = (ADDED, BESIDE, SUMMED, LEFT_OUT)
 
 
-class UnreducedParameters:
-    """Trained parameters that no DDP averages, although the rest of their model is in DDP."""
+class PartOfModel:
+    """Trained parameters of a model, such as those that no DDP averages."""
 
     def __init__(self, name: str, parameters: Iterable[tuple[str, Any]]) -> None:
         self.name = name  # type of the module that has them
@@ -154,7 +162,7 @@ def _is_averaged(parameter: Any) -> bool:
 
 def unreduced_parameters(
     trained: Sequence[Any], models: Iterable[Any], ddps: Iterable[LiveReplica]
-) -> Iterator[tuple[UnreducedParameters, str, LiveReplica]]:
+) -> Iterator[tuple[PartOfModel, str, LiveReplica]]:
     """Yield the parameters with a gradient that no DDP averages, with their kind and the DDP that they belong to.
 
     `trained` are the parameters of one optimizer. Skipped are sharded parameters, and those whose gradients the program
@@ -182,10 +190,31 @@ def unreduced_parameters(
         if kind == ADDED or is_shared or any(_is_averaged(parameter) for _, parameter in every):
             found = [(name, fresh.pop(id(parameter))) for name, parameter in every if id(parameter) in fresh]
             if found:
-                yield UnreducedParameters(type(root).__name__, found), kind, replica
+                yield PartOfModel(type(root).__name__, found), kind, replica
     if fresh and is_shared:
         loose = [(f"a parameter of shape {tuple(parameter.shape)}", parameter) for parameter in fresh.values()]
-        yield UnreducedParameters("", loose), BESIDE, living[0][0]
+        yield PartOfModel("", loose), BESIDE, living[0][0]
+
+
+def summed_and_left_out(replica: LiveReplica) -> Iterator[tuple[PartOfModel, str]]:
+    """Yield the two parts of a model without DDP if the program sums only some of its gradients over all ranks.
+
+    Yields nothing if the program sums all gradients, or none, or only copies of them.
+    """
+    model: Any = replica.model()
+    trained = [
+        (name, parameter)
+        for name, parameter in model.named_parameters()
+        if parameter.grad is not None
+        and not hasattr(parameter, "_local_tensor")
+        and not hasattr(parameter, "_fsdp_flattened")
+    ]
+    summed = [each for each in trained if _all_reduced([each])]
+    left_out = [each for each in trained if not _all_reduced([each])]
+    if summed and left_out:
+        name = type(_inner(model)).__name__
+        yield PartOfModel(name, summed[:PARAMETERS_LIMIT]), SUMMED
+        yield PartOfModel(name, left_out[:PARAMETERS_LIMIT]), LEFT_OUT
 
 
 def calling_place(frame: Any, model: Any, foreign: tuple[str, ...]) -> str:
@@ -217,6 +246,20 @@ _broadcast_addresses: set[int] = set()  # addresses of tensors that were broadca
 _reduced_sizes: dict[
     int, int
 ] = {}  # tensors summed since the latest backward pass began: address -> number of elements
+
+
+_collectives = [0, 0]  # number of collectives so far, and of the elements in them
+
+
+def note_collective(elements: int) -> None:
+    """Count a collective and its elements. All ranks of a program make the same collectives in the same order."""
+    _collectives[0] += 1
+    _collectives[1] += elements
+
+
+def collectives() -> tuple[int, int]:
+    """Return the number of collectives that this rank has begun so far, and the number of elements in them."""
+    return _collectives[0], _collectives[1]
 
 
 def note_broadcast(tensor: Any) -> None:

@@ -96,6 +96,8 @@ _WITHOUT_NAME = (
     OriginKind.EARLY_COPY,
     OriginKind.STALE_PARAMETERS,
     OriginKind.UNSYNCHRONIZED,
+    OriginKind.DISCARDED_RESULT,
+    OriginKind.SKIPPED_COLLECTIVE,
     OriginKind.CALL,
     OriginKind.EXCEPTION,
     OriginKind.OTHER_RANKS_FILE,

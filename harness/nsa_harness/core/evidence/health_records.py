@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from nsa_harness.core.evidence.health_samples import (
     DataWait,
     DroppedBatches,
+    Exchange,
     GradientArrivals,
     HealthSamples,
     LineShare,
@@ -74,6 +75,8 @@ class _Reader:
             self._add_replica_sample(record)
         elif kind in ("begun", "stepped", "over"):
             self._add_replica_sample(record)
+        elif kind == "exchanged":
+            self._add_exchange(record)
         elif kind == "wrote":
             place = read_place(str(record["place"]))
             file = OverwrittenFile(path=str(record["path"])[:_MAX_PATH], place=place, step=int(record["step"]))
@@ -180,6 +183,19 @@ class _Reader:
             hook=str(record["hook"])[:_MAX_TEXT],
         )
 
+    def _add_exchange(self, record: dict[str, Any]) -> None:
+        replica = self._replicas[int(record["ddp"])]
+        exchange = Exchange(
+            number=int(record["round"]),
+            calls=int(record["calls"]),
+            elements=int(record["elements"]),
+            checksum=str(record["sum"])[:16],
+            blocks=tuple(_parameter_block(part) for part in record["seen"][:_MAX_PARTS]),
+        )
+        self._replicas[replica.number] = replace(
+            replica, exchanges=(*replica.exchanges, exchange)[-MAX_REPLICA_SAMPLES:]
+        )
+
 
 def _read_step_times(step: int, times_us: list[int]) -> StepTimes:
     count, *microseconds = map(int, times_us)
@@ -259,6 +275,8 @@ def _replica(record: dict[str, Any]) -> Replica:
         kind=str(record.get("kind", ""))[:16],
         type=str(record.get("of", ""))[:_MAX_TEXT],
         wrap_place=read_place(str(record.get("wrap", ""))),
+        numel=int(record.get("numel", 0)),
+        first_checksum=str(record["sum"])[:16],
     )
 
 

@@ -69,6 +69,17 @@ class ReplicaSample:
     bypass_place: Place | None = None
 
 
+@dataclass(frozen=True, kw_only=True)
+class Exchange:
+    """A checksum of a model replica at the first forward pass after the ranks exchanged data between two steps."""
+
+    number: int  # exchanges are counted from 1
+    calls: int  # number of collectives of the rank so far
+    elements: int  # number of elements in the collectives since the last optimizer step
+    checksum: str
+    blocks: tuple[ParameterBlock, ...] = ()
+
+
 @stored_as(
     samples="looks", blocks="parts", in_ddp="wrapped", was_broadcast="broadcast", reduces_gradients="reduced", type="of"
 )
@@ -88,10 +99,14 @@ class Replica:
     was_broadcast: bool = False  # the program broadcast every parameter before the first step
     reduces_gradients: bool = False  # the program itself reduced every gradient of the first step over all ranks
     # "buffers"; "copy": a module or dict with the names and shapes of a model; "added": parameters that the model
-    # inside of DDP received after DDP wrapped it; "beside": other parameters that DDP does not average; "": parameters
+    # inside of DDP received after DDP wrapped it; "beside": other parameters that DDP does not average; "summed" and
+    # "left out": parameters whose gradients a program without DDP sums over all ranks, and all others; "": parameters
     kind: str = ""
     type: str = ""  # type of the module, or "dict", if there is a kind
     wrap_place: Place | None = None  # for "added" and "beside": the line that wrapped the model in DDP
+    numel: int = 0  # number of elements of a model without DDP
+    first_checksum: str = ""  # of the first sample, "made", which `samples` may not contain any more
+    exchanges: tuple[Exchange, ...] = ()  # of a model without DDP
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -29,6 +29,8 @@ class OriginKind(StrEnum):
     STALE_PARAMETERS = "stale_parameters"  # parameters made after those of the model were collected to make them equal
     EARLY_COPY = "early_copy"  # a copy of a model, made before the weights were made equal
     UNSYNCHRONIZED = "unsynchronized"  # a backward pass whose gradients DDP does not average
+    DISCARDED_RESULT = "discarded_result"  # a collective on a copy, which nothing uses afterwards
+    SKIPPED_COLLECTIVE = "skipped_collective"  # a condition that skipped a collective on all ranks
     EXCEPTION = "exception"  # an exception that only some ranks raised
     CALL = "call"  # a call that only some ranks make
     LEFT_OUT = "left_out"  # a function that ended before a call for which a thread waits

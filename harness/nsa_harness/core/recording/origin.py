@@ -188,6 +188,7 @@ _COLLECTS = re.compile(r"\.(?:named_)?parameters\(")
 _COPIES = re.compile(r"\bdeepcopy\(|\bstate_dict\(|\.clone\(|\.copy_\(")
 _ADDS = re.compile(r"\b(?:setattr|add_module|register_module|register_parameter)\(")
 _WRAPS = "DistributedDataParallel"
+_TENSORS = ("Tensor", "Parameter", "Buffer")
 _RATE = re.compile(r"\blr\b|\blearning_rate\b|_lr\b")
 _SCHEDULES = re.compile(r"sched\w*\.step\(")
 
@@ -268,7 +269,9 @@ def first_use(
             ours, theirs = (alignment.traces[number].executions[row[number]] for number in pair)
             others = dict((*theirs.reads, *theirs.writes))
             differing = [
-                name for name, value in (*ours.reads, *ours.writes) if name in others and differs(value, others[name])
+                name
+                for name, value in (*ours.reads, *ours.writes)
+                if name in others and differs(value, others[name]) and (is_rate or value.type in _TENSORS)
             ]
             if differing and is_rate and _SCHEDULES.search(statements.header(trace.place(row[pair[0]]))):
                 return row, differing[0]

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from nsa_harness.core.recording.candidate_builder import CandidateBuilder
 from nsa_harness.core.recording.clues import Clue, Named
 from nsa_harness.core.recording.explanation import Candidate, OriginKind, SilentDifference
+from nsa_harness.core.recording.missing_collectives import discarded_results, skipped_collectives
 from nsa_harness.core.recording.origin import can_show_order, early_collections, first_use
 from nsa_harness.core.recording.provability import OF_RANK
-from nsa_harness.core.recording.slicing import extra_draws, first_differences
+from nsa_harness.core.recording.slicing import Pair, Step, extra_draws, first_differences
 
+NEVER_EQUAL = "never equal again"  # as in `ReplicaDivergence.identified_by`
 _USUAL = (*OF_RANK, OriginKind.CLOCK)  # differences that every healthy run has
 _BY_CHANCE = (OriginKind.LEAK, OriginKind.HASH_ORDER)  # the recording may not show how these lead to a failure
 
@@ -26,6 +28,10 @@ def unequal_replicas(builder: CandidateBuilder, silent: SilentDifference | None)
         made = zip(trace.communications, trace.owners, strict=True)
         for execution in [owner for one, owner in made if one.operation == "no_sync"][:1]:
             found = builder.candidate(0, execution, OriginKind.UNSYNCHRONIZED, ())
+            yield Clue.STALE, replace(found, values=())
+    if silent.kind in ("", NEVER_EQUAL):
+        for execution, copy in discarded_results(trace, builder.statements):
+            found = builder.candidate(0, execution, OriginKind.DISCARDED_RESULT, (), name=copy)
             yield Clue.STALE, replace(found, values=())
     for early, late in early_collections(trace, builder.statements, silent.names, is_copy=is_copy):
         kind = OriginKind.EARLY_COPY if is_copy else OriginKind.STALE_PARAMETERS
@@ -42,9 +48,27 @@ def uses_of_difference(builder: CandidateBuilder, silent: SilentDifference | Non
         if found is not None:
             row, name = found
             ranks = builder.ranks_of(pair[1:])
+            steps = builder.facts.slicer(pair).slice((row[pair[0]], row[pair[1]]))
+            yield from _skipped_collectives(builder, pair, row[pair[0]], steps)
             kind = OriginKind.MISSING_REDUCTION if silent.kind == "learning rate" else OriginKind.UNKNOWN
             yield Clue.STALE, builder.candidate(pair[0], row[pair[0]], kind, ranks, name=name, row=row)
-            yield from builder.of_steps(builder.facts.slicer(pair).slice((row[pair[0]], row[pair[1]])), pair, ranks)
+            yield from builder.of_steps(steps, pair, ranks)
+
+
+def _skipped_collectives(builder: CandidateBuilder, pair: Pair, use: int, steps: Sequence[Step]) -> Iterator[Named]:
+    """Yield a condition that skipped a collective in a function that made a value differ, and what the condition reads.
+
+    `use`: the execution that used the value. `steps`: how the value was made.
+    """
+    trace, slicer = builder.traces[pair[0]], builder.facts.slicer(pair)
+    made = [use, *(step.executions[0] for step in steps if step.executions[0] is not None)]
+    for condition in skipped_collectives(trace, builder.statements, made):
+        every = [name for name, _ in trace.executions[condition].reads]
+        names = [name for name in every if "." in name] or every
+        for execution in (condition, *slicer.makers(condition, names)):
+            name = names[0] if names else ""
+            found = builder.candidate(pair[0], execution, OriginKind.SKIPPED_COLLECTIVE, (), name=name)
+            yield Clue.STALE, replace(found, values=())
 
 
 def differences_that_are_unusual(builder: CandidateBuilder) -> Iterator[Named]:

@@ -26,6 +26,16 @@ class Statements:
         """Return the statement, `except` clause or case that begins on the line, or None if the source is not known."""
         return self._by_line(place.file or "").get(place.line or 0)
 
+    def function_around(self, place: Place) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
+        """Return the innermost function that contains the statement on the line, or None at the top of a module."""
+        line = place.line or 0
+        around = [
+            node
+            for node in self._by_line(place.file or "").values()
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.lineno < line <= (node.end_lineno or 0)
+        ]
+        return max(around, key=lambda node: node.lineno, default=None)
+
     def header(self, place: Place) -> str:
         """Return the source text of the statement. For a compound statement, it is the part that decides."""
         statement = self.at(place)

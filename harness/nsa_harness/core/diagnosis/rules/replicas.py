@@ -11,7 +11,7 @@ from itertools import takewhile
 from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.diagnosis.confidence import EvidenceKind
 from nsa_harness.core.diagnosis.context import DiagnosisContext, layer_of, ranks_by_facts
-from nsa_harness.core.diagnosis.explanation import Explanation, rule_if
+from nsa_harness.core.diagnosis.explanation import Explanation, OpenQuestion, rule_if
 from nsa_harness.core.diagnosis.sample_findings import MIN_GRADIENT_SAMPLES, explain_samples, samples_by_rank
 from nsa_harness.core.evidence.health_samples import HealthSamples, ParameterBlock, Replica, ReplicaSample
 from nsa_harness.core.report import Place
@@ -20,16 +20,27 @@ from nsa_harness.core.report import Place
 def _divergences(context: DiagnosisContext) -> tuple[list[ReplicaDivergence]] | None:
     """Return the models whose replicas differ between ranks although they should be equal, or None."""
     health = dict(samples_by_rank(context, lambda samples: (samples,)))
-    status_files = [rank.status_file for rank in context.evidence.ranks if rank.status_file]
+    calls = [call for rank in context.evidence.ranks if rank.status_file for call in rank.status_file.calls]
     # Experts that each rank trains for itself receive their inputs through all_to_all.
-    has_experts = any(call.op.startswith("all_to_all") for one in status_files for call in one.calls)
+    has_experts = any(call.op.startswith("all_to_all") for call in calls)
+    # The ranks of a model that is divided between them exchange data in its forward.
+    is_divided = has_experts or any(frame.function == _FORWARD for call in calls for frame in call.chain)
     models = list(complete_replicas(samples_by_rank(context, lambda samples: samples.replicas)))
     divergences = [
         match
         for replicas in models
-        if not (has_experts and _first_replica(replicas).kind in _UNREDUCED)
-        and (match := first_divergence(replicas) or _uneven_steps(replicas, health) or _unequal_copy(replicas, models))
+        if _first_replica(replicas).kind != "summed"
+        and not (has_experts and _first_replica(replicas).kind in _UNREDUCED)
+        and not (is_divided and _first_replica(replicas).kind == LEFT_OUT)
+        and (
+            match := first_divergence(replicas)
+            or _uneven_steps(replicas, health)
+            or _unequal_copy(replicas, models)
+            or _never_equal_again(replicas)
+            or _local_buffers(replicas, models)
+        )
         is not None
+        and (match.identified_by != LEFT_OUT or _is_rest_equal(replicas, models))
     ]
     return (divergences,) if divergences else None
 
@@ -37,11 +48,19 @@ def _divergences(context: DiagnosisContext) -> tuple[list[ReplicaDivergence]] | 
 def complete_replicas(replicas: Iterable[tuple[int, Replica]]) -> Iterator[Mapping[int, Replica]]:
     """Yield the replicas of each model by rank, if every rank of its group has samples of it.
 
-    Buffers and copies of models have no number that is the same on all ranks, so their names identify them.
+    Models in DDP are numbered in their order. A rank may have another model before those without DDP, such as one that
+    it trains alone to initialize them. So their names and their size identify them, and their order if these are equal.
+    Buffers, copies and parts of models have no number that is the same on all ranks, so their names identify them.
     """
     groups: dict[tuple[object, ...], dict[int, Replica]] = {}
+    counts: Counter[tuple[object, ...]] = Counter()
     for rank, replica in replicas:
-        key = (replica.kind, replica.type, replica.names) if replica.kind else (replica.number,)
+        key: tuple[object, ...] = (replica.number,)
+        if replica.kind:
+            key = replica.kind, replica.type, replica.names
+        elif not replica.in_ddp:
+            counts[rank, replica.names, replica.numel] += 1
+            key = replica.names, replica.numel, counts[rank, replica.names, replica.numel]
         groups.setdefault((replica.ranks, *key), {})[rank] = replica
     yield from (by_rank for by_rank in groups.values() if {*_first_replica(by_rank).ranks} == {*by_rank})
 
@@ -90,6 +109,7 @@ def replica_divergence(_: DiagnosisContext, divergences: Sequence[ReplicaDiverge
             "difference": first.difference if math.isfinite(first.difference) else None,
             **({"first_parts": first.first_names} if set() < set(first.first_names) < set(first.names) else {}),
             **({"type": first.type} if first.type else {}),
+            **({"exchanges": first.exchanges} if first.exchanges else {}),
             **(
                 {"optimizer_steps": ranks_by_facts((rank, {"steps": count}) for rank, count in first.steps)}
                 if first.steps
@@ -102,8 +122,15 @@ def replica_divergence(_: DiagnosisContext, divergences: Sequence[ReplicaDiverge
             ),
         },
         place=replace(first.place or Place(), parameter=name, layer=layer_of(name)) if name else first.place,
-        evidence=EvidenceKind.RECORD if first.identified_by and first.in_ddp else EvidenceKind.EFFECT,
+        evidence=_evidence_of(first),
+        left_open=(OpenQuestion(code="local_on_purpose"),) if first.identified_by == LOCAL_BUFFERS else (),
     )
+
+
+def _evidence_of(divergence: ReplicaDivergence) -> EvidenceKind:
+    if divergence.identified_by == LOCAL_BUFFERS:
+        return EvidenceKind.OPEN
+    return EvidenceKind.RECORD if divergence.identified_by and divergence.in_ddp else EvidenceKind.EFFECT
 
 
 # Smallest relative difference of replicas that counts. A different order of summation causes smaller differences.
@@ -126,9 +153,15 @@ class ReplicaDivergence:
     learning_rates: tuple[tuple[int, float], ...] = ()  # by rank, if these differ at this moment
     type: str = ""  # as in Replica
     place: Place | None = None  # the line that called the model past DDP, or that wrapped it too early
+    exchanges: int = 0  # number of exchanges after which the replicas differed, if these show the difference
 
 
-_UNREDUCED = ("added", "beside")  # kinds of trained parameters that DDP does not average
+LEFT_OUT = "left out"  # kind of trained parameters whose gradients a program does not sum, although it sums others
+_UNREDUCED = ("added", "beside", LEFT_OUT)  # kinds of trained parameters whose gradients nothing averages
+NEVER_EQUAL = "never equal again"
+LOCAL_BUFFERS = "local buffers"
+_FORWARD = "forward"  # name of the method of a module that computes its result
+_MIN_EXCHANGES = 3  # exchanges of all parameters after which replicas differ
 _LASTING = 3  # samples in which buffers, or copies of a model, must differ up to the end of the run
 _Moment = tuple[str, int]  # the fields `at` and `round` of a ReplicaSample
 _Samples = Mapping[int, Mapping[_Moment, ReplicaSample]]  # by rank
@@ -294,6 +327,92 @@ def _unequal_copy(copies: Mapping[int, Replica], models: Iterable[Mapping[int, R
     )
 
 
+def _is_rest_equal(replicas: Mapping[int, Replica], models: Iterable[Mapping[int, Replica]]) -> bool:
+    """Return whether the parameters of the same model whose gradients the program sums were equal in every sample."""
+    type_of_model = _first_replica(replicas).type
+    for others in models:
+        first = _first_replica(others)
+        if first.kind == "summed" and first.type == type_of_model and {*others} == {*replicas}:
+            samples = {tuple((each.at, each.round, each.checksum) for each in one.samples) for one in others.values()}
+            return len(samples) == 1
+    return False
+
+
+def _never_equal_again(replicas: Mapping[int, Replica]) -> ReplicaDivergence | None:
+    """Return the difference between replicas that were broadcast, exchanged in full several times, and never equal.
+
+    Ranks that make different numbers of steps between two exchanges have no steps in common. The first forward pass
+    after an exchange is a moment that they have in common: there they have begun the same number of collectives.
+    """
+    first, every = _first_replica(replicas), list(replicas.values())
+    is_meant = all(one.was_broadcast and not (one.kind or one.in_ddp or one.hook) and one.numel for one in every)
+    is_same = len({(one.names, one.first_checksum) for one in every}) == 1
+    if len(every) < 2 or not (is_meant and is_same):
+        return None
+    by_rank = [
+        {(each.number, each.calls): each for each in one.exchanges if each.elements >= one.numel} for one in every
+    ]
+    common = [moment for moment in by_rank[0] if all(moment in exchanges for exchanges in by_rank)]
+    if len(common) < _MIN_EXCHANGES:
+        return None
+    if any(len({exchanges[moment].checksum for exchanges in by_rank}) == 1 for moment in common):
+        return None
+    names, difference = _difference([exchanges[common[-1]].blocks for exchanges in by_rank], first)
+    if difference < MATERIAL:
+        return None
+    return ReplicaDivergence(
+        ranks=tuple(sorted(replicas)),
+        identified_by=NEVER_EQUAL,
+        at="made",
+        round=first.samples[0].round,
+        names=names,
+        difference=difference,
+        in_ddp=False,
+        exchanges=len(common),
+    )
+
+
+def _local_buffers(
+    replicas: Mapping[int, Replica], models: Iterable[Mapping[int, Replica]]
+) -> ReplicaDivergence | None:
+    """Return the difference between buffers that each rank changes by its own data, while the parameters stay equal.
+
+    The program may do so on purpose, as with statistics of each rank's own batches.
+    """
+    first = _first_replica(replicas)
+    samples = {rank: {(each.at, each.round): each for each in one.samples} for rank, one in replicas.items()}
+    moments = [moment for moment in _sampled_moments(replicas) if all(moment in one for one in samples.values())]
+    is_comparable = first.kind == "buffers" and len({one.names for one in replicas.values()}) == 1
+    if len(replicas) < 2 or not is_comparable or len(moments) < _LASTING:
+        return None
+    originals = [model for model in models if not _first_replica(model).kind and {*model} == {*replicas}]
+    if not originals or not all(_is_always_equal(model) for model in originals):
+        return None
+    last = dict(_last_differences(replicas))
+    names = []
+    for block, name in _block_names(replicas):
+        differing = [moment for moment in moments if block in _differing(samples, moment)]
+        is_lasting = differing == moments[-len(differing) :] and len(differing) >= max(_LASTING, len(moments) - 2)
+        changes = [
+            len({one[moment].block_checksums[4 * block : 4 * block + 4] for moment in moments})
+            for one in samples.values()
+        ]
+        if is_lasting and min(changes) >= MIN_GRADIENT_SAMPLES and last.get(block, 0.0) >= MATERIAL:
+            names.append(name)
+    if not names:
+        return None
+    return ReplicaDivergence(
+        ranks=tuple(sorted(replicas)),
+        identified_by=LOCAL_BUFFERS,
+        at="before",
+        round=moments[0][1],
+        names=tuple(names),
+        difference=max(last[block] for block, name in _block_names(replicas) if name in names),
+        in_ddp=False,
+        type=first.type,
+    )
+
+
 def _is_always_equal(replicas: Mapping[int, Replica]) -> bool:
     """Return whether a model in DDP had the same values on all ranks in every sample."""
     samples = {tuple((one.at, one.round, one.checksum) for one in replica.samples) for replica in replicas.values()}
@@ -402,8 +521,13 @@ def _minority(values: Mapping[int, object]) -> tuple[int, ...]:
 
 def _last_difference(replicas: Mapping[int, Replica]) -> tuple[tuple[str, ...], float]:
     """Return the parameters that differ between replicas in the last sample, and their maximal relative difference."""
-    differences, names = dict(_last_differences(replicas)), dict(_block_names(replicas))
-    return tuple(names[block] for block in differences), max(differences.values(), default=0.0)
+    return _difference([replica.blocks for replica in replicas.values()], _first_replica(replicas))
+
+
+def _difference(blocks: Sequence[Sequence[ParameterBlock]], replica: Replica) -> tuple[tuple[str, ...], float]:
+    """Return the parameters that differ between the blocks of each rank, and their maximal relative difference."""
+    differences, names = dict(_differences(blocks)), dict(_block_names({0: replica}))
+    return tuple(names[block] for block in differences if block in names), max(differences.values(), default=0.0)
 
 
 def _block_names(replicas: Mapping[int, Replica]) -> Iterator[tuple[int, str]]:
@@ -413,10 +537,13 @@ def _block_names(replicas: Mapping[int, Replica]) -> Iterator[tuple[int, str]]:
 
 def _last_differences(replicas: Mapping[int, Replica]) -> Iterator[tuple[int, float]]:
     """Yield the number and the relative difference of each block that differs in the last sample."""
-    for block, _ in enumerate(_first_replica(replicas).names):
-        blocks = [replica.blocks[block] for replica in replicas.values() if block < len(replica.blocks)]
-        if len({each.checksum for each in blocks}) > 1:
-            yield block, _relative_difference(blocks)
+    return _differences([replica.blocks for replica in replicas.values()])
+
+
+def _differences(blocks: Sequence[Sequence[ParameterBlock]]) -> Iterator[tuple[int, float]]:
+    for block, column in enumerate(zip(*blocks, strict=False)):
+        if len({each.checksum for each in column}) > 1:
+            yield block, _relative_difference(column)
 
 
 def _relative_difference(blocks: Sequence[ParameterBlock]) -> float:
