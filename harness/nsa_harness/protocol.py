@@ -27,6 +27,7 @@ ENV_RUN = "_NSA_HARNESS_RUN"  # tag of the attempt, which identifies every proce
 ENV_PROBE_DIRECTORY = "_NSA_HARNESS_BOARDS"  # node-local probe directory: status files and the files below
 ENV_PROBE = "_NSA_HARNESS_PROBE"  # one of the PROBE_ values; absent = full
 ENV_OWNER = "_NSA_HARNESS_RANK_PID"  # pid of the process to which RANK belongs; its children ignore RANK
+ENV_AGENT_STORE = "_NSA_HARNESS_AGENT_STORE"  # host:port of the store of torchrun's agent, which started this rank
 ENV_SOLO = "_NSA_HARNESS_SOLO"  # the launch is a single process without RANK, which is rank 0
 ENV_ANOMALY = "_NSA_HARNESS_ANOMALY"  # if present, switch on autograd's anomaly detection
 ENV_CHECKPOINT_DEBUG = "_NSA_HARNESS_CHECKPOINT_DEBUG"  # if present, switch on gradient checkpointing's debug mode

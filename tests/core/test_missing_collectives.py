@@ -79,7 +79,7 @@ router.rebalance()
 
 def balancing(rank: int, *, is_summed: bool) -> object:
     load = {"load": Thing(3, "Tensor", f"float32 [4] crc {0 if is_summed else rank}")}
-    bias = {"self.bias": Thing(4, "Tensor", f"float32 [4] crc {9 if is_summed else rank}")}
+    bias = {"self.bias": Thing(4, "Tensor", f"float32 [4] crc {rank}")}
     own = {"self": Thing(1, "Router")}
     made = call("__init__", at(3, writes={"self.is_summed": is_summed}), first_line=2, arguments=own)
     lines = [

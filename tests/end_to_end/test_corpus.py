@@ -9,7 +9,13 @@ import pytest
 from evaluation.trials import CorpusRequest, corpus, corpus_root, run_corpus
 
 # A quick run shows that what is labelled, launched and compared belongs together.
-LONG = ("groups_log_if_high", "silent_nan_loss_one_rank", "silent_straggler", "backward_lock")
+LONG = (
+    "groups_log_if_high",
+    "silent_nan_loss_one_rank",
+    "silent_straggler",
+    "backward_lock",
+    "proc_spawned_rank_raises",
+)
 SAMPLE = ["data_worker_killed", *(pytest.param(name, marks=pytest.mark.slow) for name in LONG)]
 
 

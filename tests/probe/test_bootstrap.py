@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 from ranks import BOOTSTRAP, PROGRAMS, Boards, ended, python, run_forks
 
 from nsa_harness import protocol
+from nsa_harness.probe import startup
 
 LOADED = "import sys; print(*sorted(sys.modules))"
 RANK = {"RANK": "0", "WORLD_SIZE": "1"}
@@ -138,3 +140,25 @@ def test_a_compiled_graph_has_as_many_operations_with_the_probe(tmp_path: Path) 
     assert with_probe.out == without.out
     assert with_probe.out.startswith("[")
     assert not list(tmp_path.glob("*.trouble.jsonl"))
+
+
+STARTED = {"TORCHELASTIC_USE_AGENT_STORE": "True", "MASTER_ADDR": "here", "MASTER_PORT": "1"}
+
+
+@pytest.mark.parametrize(
+    ("port", "init_method", "opens_a_store"),
+    [("2", None, True), ("1", None, False), ("1", "tcp://here:2", True), ("2", "tcp://here:1?rank=0", False)],
+)
+def test_ranks_that_a_program_starts_open_a_store_of_their_own_at_another_address(
+    monkeypatch: pytest.MonkeyPatch, port: str, init_method: str | None, opens_a_store: bool
+) -> None:
+    for name, value in {**STARTED, protocol.ENV_AGENT_STORE: "here:1", "MASTER_PORT": port}.items():
+        monkeypatch.setenv(name, value)
+    startup._use_own_store(("gloo",), {"init_method": init_method})
+    assert (startup.AGENT_STORE_FLAG not in os.environ) is opens_a_store
+
+
+def test_a_rank_of_torchrun_passes_the_address_of_its_store_on_to_its_children(tmp_path: Path) -> None:
+    code = f"import os; print(os.environ.get({protocol.ENV_AGENT_STORE!r}))"
+    assert ended(python("-c", code, boards=tmp_path, **RANK, **STARTED)).out == "here:1\n"
+    assert ended(python("-c", code, boards=tmp_path, **RANK)).out == "None\n"

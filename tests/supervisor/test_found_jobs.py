@@ -20,6 +20,7 @@ from living import program, wait_for
 
 from nsa_harness import protocol
 from nsa_harness.commands.watch import chosen_job
+from nsa_harness.core.plan import Launcher
 from nsa_harness.errors import NoSuchJob
 from nsa_harness.supervisor.capture import procfs
 from nsa_harness.supervisor.capture.snapshot import StackSampler
@@ -187,6 +188,18 @@ def test_a_job_that_is_found_as_it_stands_has_been_quiet_since_it_ran_last(tmp_p
         quiet_since_s = seen.last_progress_s()
         seen.read_status_files(101.0)
         assert seen.last_progress_s() == quiet_since_s
+
+
+@pytest.mark.parametrize("launcher", [Launcher.PLAIN, Launcher.TORCHRUN])
+def test_a_slow_launched_process_is_the_only_rank_if_it_is_not_torchrun(tmp_path: Path, launcher: Launcher) -> None:
+    """The agent of torchrun may need longer than a rank to start, but never becomes a rank."""
+    with program(WAITS) as waiting:
+        job: Any = SimpleNamespace(
+            origin_ns=0, probe_dir=tmp_path, has_probe=True, tag="t", send_command=lambda **_: None
+        )
+        sampler: Any = None
+        found = Ranks(spec=spec(ranks=1, launcher=launcher), job=job, sampler=sampler).discover(waiting.pid)
+    assert found == ([(0, waiting.pid)] if launcher is Launcher.PLAIN else [])
 
 
 def test_a_status_file_that_is_gone_is_no_progress_of_its_rank() -> None:

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 # Programs that start ranks and are not ranks themselves, even if a cluster has set RANK in their environment.
 AGENT_MODULES = ("torch.distributed.run", "torch.distributed.launch")
 AGENT_COMMANDS = ("torchrun",)
+# With this variable of torchrun, a rank connects to the store of torchrun's agent, and does not open a store itself.
+AGENT_STORE_FLAG = "TORCHELASTIC_USE_AGENT_STORE"
 
 
 def start_probe() -> None:
@@ -38,6 +40,8 @@ def start_probe() -> None:
         return
     probe = ProcessProbe(directory, mode)
     if _owns_rank():
+        if os.environ.get(AGENT_STORE_FLAG):
+            os.environ.setdefault(protocol.ENV_AGENT_STORE, _store_address())
         probe.set_up_rank()
     if protocol.ENV_RECORD in os.environ and not _is_agent(_command()):
         probe.trouble.attempt("recording", lambda: _record(directory, probe.trouble))
@@ -259,13 +263,33 @@ class ProcessProbe:
         if not hasattr(torch.distributed, "init_process_group"):
             return
 
-        def first_init(_arguments: Any, _options: Any) -> None:
+        def first_init(arguments: Any, options: Any) -> None:
+            self.trouble.attempt("store of its own", lambda: _use_own_store(arguments, options))
             self.set_up_rank()
             self._set_up()
 
         # The original is restored in both namespaces before the setup patches it as a collective.
         c10d = sys.modules["torch.distributed.distributed_c10d"]
         before_first_call(c10d, "init_process_group", "late init", self.trouble, first_init, also=(torch.distributed,))
+
+
+def _store_address(init_method: object = None) -> str:
+    """Return host:port of the store that the ranks of this process's group use."""
+    if isinstance(init_method, str) and init_method.startswith("tcp://"):
+        return init_method.removeprefix("tcp://").partition("/")[0].partition("?")[0]
+    return f"{os.environ.get('MASTER_ADDR', '')}:{os.environ.get('MASTER_PORT', '')}"
+
+
+def _use_own_store(arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
+    """Let the ranks that a program starts itself open their own store, although torchrun started the program.
+
+    They inherit the variable that makes ranks of torchrun connect to the store of its agent. At another address, no
+    process would open a store then, so all of them would wait for it.
+    """
+    init_method = arguments[1] if len(arguments) > 1 else options.get("init_method")
+    agent = os.environ.get(protocol.ENV_AGENT_STORE)
+    if agent is not None and _store_address(init_method) != agent:
+        os.environ.pop(AGENT_STORE_FLAG, None)
 
 
 def _record(directory: str, trouble: TroubleLog) -> None:

@@ -12,7 +12,7 @@ from nsa_harness.core.plan import RunSpec
 from nsa_harness.core.verdict.limits import has_started, last_progress_s
 from nsa_harness.supervisor.capture import procfs
 from nsa_harness.supervisor.capture.snapshot import StackSampler
-from nsa_harness.supervisor.launch.launcher import JobProcesses
+from nsa_harness.supervisor.launch.launcher import JobProcesses, is_plain_command
 
 # If a process has no status file after this time, it has no probe: a Python program with the probe writes its status
 # file within milliseconds.
@@ -76,15 +76,19 @@ class Ranks:
         return new_ranks
 
     def _single_process(self, launcher: int) -> int | None:
-        """Return the pid of the only rank in a launch without torchrun, or None if it is not known yet."""
+        """Return the pid of the only rank of a launch, or None if it is not known yet.
+
+        Without torchrun, the launched process itself is the rank, even if it has no status file.
+        """
         candidates = [launcher, *(stat.pid for stat in procfs.descendants(launcher))]
         with_status_file = [
             pid for pid in candidates if (self.job.probe_dir / protocol.STATUS_FILE.format(pid=pid)).exists()
         ]
         waited_s = (self.now_ns() - self.job.origin_ns) / 1e9
-        if with_status_file or not self.job.has_probe or waited_s > NO_STATUS_FILE_S:
-            return next(iter(with_status_file), launcher)
-        return None
+        if with_status_file:
+            return with_status_file[0]
+        is_rank = is_plain_command(self.spec) and (not self.job.has_probe or waited_s > NO_STATUS_FILE_S)
+        return launcher if is_rank else None
 
     def _new_rank(self, stat: procfs.Stat) -> tuple[int, int] | None:
         environment = procfs.environment(stat.pid)
