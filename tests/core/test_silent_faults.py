@@ -444,6 +444,38 @@ def test_a_model_whose_parameters_were_broadcast_is_a_replica_from_the_start() -
     assert found(of_replicas.replica_divergence, *seed) is None, "one rank had it from elsewhere"
 
 
+def exchanging(checksums: str, *elements: int, part: ParameterBlock = SAME) -> HealthSamples:
+    """A model of 10 elements that was sampled before its first step and after each step, with the data exchanged."""
+    samples = (
+        ReplicaSample(at="made", round=0, steps=0, checksum=checksums[0]),
+        *(
+            ReplicaSample(at="stepped", round=number, steps=number, checksum=checksum, elements=count)
+            for number, (checksum, count) in enumerate(zip(checksums[1:], elements, strict=True), 1)
+        ),
+    )
+    return replica(samples=samples, in_ddp=False, numel=10, part=part)
+
+
+@pytest.mark.parametrize(
+    ("elements", "function", "is_found"),
+    [
+        ((0, 10, 10, 12, 10), "step", True),
+        ((0, 10, 9, 10, 10), "step", False),
+        ((0, 10, 10, 10, 10), "forward", False),
+        ((0, 10, 10, 10), "step", False),
+    ],
+    ids=["each step", "not each step", "in the forward of a divided model", "few steps"],
+)
+def test_a_model_of_one_seed_is_a_replica_if_each_step_exchanges_as_much_as_it_has(
+    elements: tuple[int, ...], function: str, is_found: bool
+) -> None:
+    made = call(op="all_reduce", chain=(Frame(function=function, file="/home/ada/net.py", line=4),))
+    models = exchanging("abcdef"[: len(elements) + 1], *elements), exchanging("avwxyz"[: len(elements) + 1], *elements)
+    models = models[0], replace(models[1], replicas=(replace(models[1].replicas[0], blocks=(OTHER,)),))
+    ranks = [rank(n, one, status_file=board(calls=(made,))) for n, one in enumerate(models)]
+    assert (found(of_replicas.replica_divergence, *ranks) is not None) is is_found
+
+
 @pytest.mark.parametrize(
     ("first", "second"),
     [

@@ -43,6 +43,7 @@ def explanation(boards: Path, *arguments: str) -> tuple[Any, list[HealthSamples]
         ("by_hand", "bypassed", "model.module(rows)", "0.0.weight"),
         ("head_late", "left out", None, "head.weight"),
         ("not_written_back", "never equal again", None, "0.0.weight"),
+        ("flat_sum", "", None, "0.0.bias"),
     ],
 )
 def test_the_line_that_leaves_gradients_out_of_ddp_is_named(
@@ -68,7 +69,7 @@ def test_buffers_that_each_rank_changes_by_its_own_data_are_named_and_may_be_mea
         *(f"silent_replicas_{name}" for name in ("bypassed", "adapter_late", "beside_ddp", "ddp_dropped")),
         "silent_replicas_helper_past_ddp",
         "silent_replicas_early_copy",
-        *(f"silent_replicas_{name}" for name in ("by_hand", "head_late", "not_written_back")),
+        *(f"silent_replicas_{name}" for name in ("by_hand", "head_late", "not_written_back", "flat_sum")),
         "silent_buffers_of_own_load",
     ],
 )

@@ -86,6 +86,7 @@ class HealthSampler:
         self._is_by_hand = False  # the program updates its parameters without an optimizer of torch
         self._exchanges = 0  # optimizer steps after which the ranks exchanged data before the next forward
         self._collectives_before = (0, 0)  # number of collectives, and of their elements, at the last optimizer step
+        self._elements_of_step = self._elements_before = 0  # in the collectives of this iteration, and before it
         self._foreign = foreign_code(torch)
         self._written_files = WrittenFiles(status_file, trouble, self._foreign)
         self._cached_use: tuple[tuple[str, ...], str] = (), ""
@@ -357,8 +358,10 @@ class HealthSampler:
                             self._add_replica(part, kind, each)
                 self._trouble.attempt("copies of models", self._find_belongings)
             self._iteration = self._iteration_key = self._losses
+            self._count_elements()
             for each in self._living_replicas():
                 self._write(self._replica_sample(each, "stepped"))
+        self._collectives_before = replicas.collectives()
         self._note_bypasses()
 
     def _find_unreduced(self, optimizer: Any) -> None:
@@ -405,7 +408,9 @@ class HealthSampler:
         self._total_steps += 1
         self._dropped_batches.note_next_batch()
         key = self._losses or self._total_steps
-        self._iteration += key != self._iteration_key
+        if key != self._iteration_key:
+            self._iteration += 1
+            self._count_elements()
         self._iteration_key = key
         if any(replica.original is replica and not replica.has_belongings for replica in self._replicas):
             self._trouble.attempt("copies of models", self._find_belongings)
@@ -420,6 +425,11 @@ class HealthSampler:
             self._names.at_next_forward = self._at_forward
             self._write(self._replica_sample(replica, "stepped"))
 
+    def _count_elements(self) -> None:
+        """Count the elements in the collectives since the iteration before ended."""
+        _, elements = replicas.collectives()
+        self._elements_of_step, self._elements_before = elements - self._elements_before, elements
+
     def _living_replicas(self) -> list[replicas.LiveReplica]:
         """Return the replicas whose model exists, but none in a backward pass, in which an optimizer may step."""
         if self._in_backward() != -1:
@@ -431,6 +441,8 @@ class HealthSampler:
         header = {"at": at, "ddp": replica.number, "round": self._iteration - iterations}
         header["steps"] = (self._total_steps or self._iteration) - steps
         facts = replicas.optimizer_facts(self._optimizers, replica) if replica.kind in ("ddp", "model") else {}
+        if at == "stepped" and replica.kind == "model":
+            facts["elements"] = self._elements_of_step
         if at == "stepped":
             facts |= {"bypass": replica.bypass} if replica.bypass else {}
             replica.bypass = ""

@@ -175,6 +175,7 @@ class _Reader:
             learning_rates=tuple(float(rate) for rate in record.get("rates", ())[:_MAX_NAMES]),
             optimizer_state=str(record.get("state", ""))[:16],
             bypass_place=read_place(str(record.get("bypass", ""))),
+            elements=int(record.get("elements", 0)),
         )
         self._replicas[replica.number] = replace(
             replica,

@@ -67,6 +67,7 @@ class ReplicaSample:
     optimizer_state: str = ""  # a checksum of the optimizers' state; "": there is none for some parameter
     # Line of a forward pass since the last sample that called the model inside of DDP, in a step that never called DDP.
     bypass_place: Place | None = None
+    elements: int = 0  # "stepped", without DDP: number of elements in the collectives since the iteration before
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -33,7 +33,7 @@ def _divergences(context: DiagnosisContext) -> tuple[list[ReplicaDivergence]] | 
         and not (has_experts and _first_replica(replicas).kind in _UNREDUCED)
         and not (is_divided and _first_replica(replicas).kind == LEFT_OUT)
         and (
-            match := first_divergence(replicas)
+            match := first_divergence(replicas, is_divided=is_divided)
             or _uneven_steps(replicas, health)
             or _unequal_copy(replicas, models)
             or _never_equal_again(replicas)
@@ -189,8 +189,11 @@ def _other_order(replicas: Mapping[int, Replica]) -> ReplicaDivergence | None:
     )
 
 
-def first_divergence(replicas: Mapping[int, Replica]) -> ReplicaDivergence | None:
-    """Return the difference between a model's replicas, by rank, or None if they are equal or not meant to be."""
+def first_divergence(replicas: Mapping[int, Replica], *, is_divided: bool = False) -> ReplicaDivergence | None:
+    """Return the difference between a model's replicas, by rank, or None if they are equal or not meant to be.
+
+    `is_divided`: parts of the model may be divided between the ranks, which then exchange data in its forward.
+    """
     if len(replicas) > 1 and (other_order := _other_order(replicas)) is not None:
         return other_order
     if len(replicas) < 2 or any(
@@ -221,7 +224,8 @@ def first_divergence(replicas: Mapping[int, Replica]) -> ReplicaDivergence | Non
     names, difference = _last_difference(replicas)
     is_in_ddp = all(replica.in_ddp for replica in replicas.values())
     if difference < MATERIAL or not (
-        is_in_ddp or _should_be_equal(replicas, samples_by_rank, common_moments, differing_moments)
+        is_in_ddp
+        or _should_be_equal(replicas, samples_by_rank, common_moments, differing_moments, is_divided=is_divided)
     ):
         return None
     ranks, identified_by = _ranks_at_fault(samples_by_rank, common_moments, first_moment)
@@ -438,13 +442,16 @@ def _should_be_equal(
     samples_by_rank: _Samples,
     common_moments: Sequence[_Moment],
     differing_moments: Sequence[_Moment],
+    *,
+    is_divided: bool,
 ) -> bool:
     """Return whether replicas of a model without DDP are meant to be equal.
 
     They are if they were equal up to some step, and never again. While they were equal, either all parameters had been
     broadcast, or a step changed all replicas in the same way. If they were equal only at the start, the reason may be a
-    common seed. If they become equal again later, the program averages them from time to time. If they differ only at
-    the end, an evaluation changed them. Replicas that were never equal are still meant to be equal if the program sums
+    common seed, unless the ranks exchange in every step at least as many elements as the model has. If they become
+    equal again later, the program averages them from time to time. If they differ only at the end, an evaluation
+    changed them. Replicas that were never equal are still meant to be equal if the program sums
     every gradient over all ranks. The same applies to trained parameters that DDP does not average.
     """
     equal_moments = common_moments.index(differing_moments[0])
@@ -452,13 +459,28 @@ def _should_be_equal(
         return False
     if _first_replica(replicas).kind:
         return len(differing_moments) >= MIN_GRADIENT_SAMPLES
+    is_exchanged = not is_divided and _exchanges_every_step(replicas, samples_by_rank, common_moments)
     if not equal_moments:
-        return len(common_moments) >= MIN_GRADIENT_SAMPLES and all(
-            replica.reduces_gradients for replica in replicas.values()
-        )
+        # The oldest samples of a long run are not stored.
+        was_equal = len({replica.first_checksum or rank for rank, replica in replicas.items()}) == 1
+        is_reduced = all(replica.reduces_gradients for replica in replicas.values())
+        return len(common_moments) >= MIN_GRADIENT_SAMPLES and (is_reduced or (was_equal and is_exchanged))
     by_moment = next(iter(samples_by_rank.values()))
     checksums = {by_moment[moment].checksum for moment in common_moments[:equal_moments]}
-    return len(checksums) > 1 or (bool(checksums) and all(replica.was_broadcast for replica in replicas.values()))
+    was_broadcast = all(replica.was_broadcast for replica in replicas.values())
+    return len(checksums) > 1 or (bool(checksums) and (was_broadcast or is_exchanged))
+
+
+def _exchanges_every_step(
+    replicas: Mapping[int, Replica], samples_by_rank: _Samples, common_moments: Sequence[_Moment]
+) -> bool:
+    """Return whether every rank exchanged as many elements as the model has, at least, between its sampled steps."""
+    steps = [moment for moment in common_moments if moment[0] == "stepped" and moment[1] > 1]
+    return len(steps) >= MIN_GRADIENT_SAMPLES and all(
+        0 < replicas[rank].numel <= by_moment[step].elements
+        for rank, by_moment in samples_by_rank.items()
+        for step in steps
+    )
 
 
 def _first_replica(replicas: Mapping[int, Replica]) -> Replica:
