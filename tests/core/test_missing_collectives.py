@@ -56,6 +56,11 @@ def test_collectives_whose_result_may_be_used_are_not_named(before: str, after: 
     assert discarded(averaging(AVERAGING.replace(before, after))) == []
 
 
+def test_a_use_that_was_never_executed_does_not_count() -> None:
+    source = AVERAGING.replace("count += sent.numel()", "if not wrong:\n            p.data.copy_(sent)")
+    assert discarded(averaging(source)) == [5]
+
+
 def test_a_conversion_to_the_same_type_is_the_parameter_itself() -> None:
     assert discarded(averaging(AVERAGING, written="float64 [4]")) == []
     assert discarded(averaging(AVERAGING.replace("p.data.to(float32)", "p.clone()"), written="float64 [4]")) == [5]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
+FAULTS = Path(__file__).parents[1] / "faults"
 # The preview on rank 0 advances a counter that all ranks use to decide when to synchronize.
 LEAK = """
 import torch
@@ -219,3 +221,24 @@ def test_a_run_that_passed_with_a_silent_fault_is_explained_and_its_healthy_twin
     healthy = workspace.harness("run", "--script", "train.py")
     assert healthy.outcome["findings"] == []
     assert workspace.harness("why", str(healthy.run_dir)).code == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("program", "kind", "statement"),
+    [
+        ("silent_replicas_not_written_back", "discarded_result", "dist.all_reduce(sent)"),
+        ("silent_buffers_of_own_load", "skipped_collective", "if self.is_summed:"),
+        ("silent_replicas_head_late", "stale_parameters", "model.head = nn.Linear(1, 1)"),
+    ],
+)
+def test_the_statement_that_leaves_replicas_unequal_is_named(workspace, program, kind, statement):
+    for name in (program, "_job"):
+        (workspace.directory / f"{name}.py").write_text((FAULTS / f"{name}.py").read_text())
+    passed = workspace.harness("run", "--script", f"{program}.py", "--", "fault")
+    assert [finding["code"] for finding in passed.outcome["findings"]] == ["replica_divergence"]
+    ran = workspace.harness("why", str(passed.run_dir))
+    why = json.loads((ran.run_dir / "why.json").read_text())
+    candidate = why["explanation"]["candidates"][0]
+    line = (FAULTS / f"{program}.py").read_text().splitlines()[candidate["place"]["line"] - 1]
+    assert (ran.code, candidate["kind"], line.strip()) == (0, kind, statement)

@@ -18,10 +18,16 @@ class Model(nn.Module):
         return self.head(self.body(rows))
 
 
-def average_gradients(model: nn.Module) -> None:
-    for parameter in model.parameters():
-        dist.broadcast(parameter.data, src=0)
-        parameter.register_post_accumulate_grad_hook(lambda p: dist.all_reduce(p.grad))
+class Average:
+    """Averages the gradients of the parameters that a model has now."""
+
+    def __init__(self, model: nn.Module) -> None:
+        for parameter in model.parameters():
+            dist.broadcast(parameter.data, src=0)
+            parameter.register_post_accumulate_grad_hook(self.reduce)
+
+    def reduce(self, parameter: nn.Parameter) -> None:
+        dist.all_reduce(parameter.grad)
 
 
 def train(model: nn.Module, offset: int, steps: int) -> None:
@@ -39,10 +45,10 @@ dist.barrier()
 torch.manual_seed(rank)
 model = Model()
 if FAULT:
-    average_gradients(model)
+    average = Average(model)
     model.head = nn.Linear(1, 1)
 else:
     model.head = nn.Linear(1, 1)
-    average_gradients(model)
+    average = Average(model)
 train(model, rank, STEPS)
 end()

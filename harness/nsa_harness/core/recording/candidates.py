@@ -72,7 +72,8 @@ class Candidates(CandidateBuilder):
 
     def _clues(self) -> Iterator[Named]:
         failed = any(trace.error is not None or own_exceptions(trace) for trace in self.traces)
-        if not self.divisions and not failed and all(self.has_ended(trace) for trace in self.traces):
+        has_passed = not failed and all(self.has_ended(trace) for trace in self.traces)
+        if has_passed and (self.silent is not None or not self.divisions):  # ranks may part on purpose
             yield from unequal_replicas(self, self.silent)
             yield from uses_of_difference(self, self.silent)
             yield from self._differences_of_passed_run()

@@ -24,6 +24,7 @@ _EXECUTIONS = 50  # executions of a statement that are inspected
 
 def discarded_results(trace: Trace, statements: Statements) -> Iterator[tuple[int, str]]:
     """Yield the first execution of each collective on a copy that nothing uses afterwards, and the name of the copy."""
+    executed = {_line(trace, execution) for execution in range(len(trace.executions))}
     lines = set()
     for made, owner in zip(trace.communications, trace.owners, strict=True):
         place = trace.place(owner)
@@ -35,7 +36,10 @@ def discarded_results(trace: Trace, statements: Statements) -> Iterator[tuple[in
         if statement is None or function is None or not name:
             continue
         assigned = _assignment_before(function, statement, name)
-        if assigned is None or _is_used(function, assigned, statement, name):
+        if assigned is None:
+            continue
+        reading = [line for line in _lines_reading(function, name) if not assigned.lineno <= line <= _end(statement)]
+        if any((place.file, line) in executed for line in reading):
             continue
         if _always_copies(assigned.value) or _has_copied(trace, owner, assigned, name):
             yield owner, name
@@ -87,18 +91,26 @@ def _assigns(statement: ast.AST, name: str) -> bool:
     return False
 
 
-def _is_used(function: ast.AST, assigned: ast.Assign, statement: ast.AST, name: str) -> bool:
-    """Return whether the function reads the values of a variable anywhere but between the two statements."""
+def _end(statement: ast.AST) -> int:
+    return getattr(statement, "end_lineno", None) or 0
+
+
+def _lines_reading(function: ast.AST, name: str) -> set[int]:
+    """Return the first lines of the statements of a function that read the values of a variable."""
     sizes = {id(node.value) for node in ast.walk(function) if isinstance(node, ast.Attribute) and node.attr in _SIZES}
-    first, last = assigned.lineno, getattr(statement, "end_lineno", None) or 0
-    return any(
-        isinstance(node, ast.Name)
+    statement_of: dict[int, int] = {}  # by node: the first line of the innermost statement around it
+    for statement in ast.walk(function):
+        if isinstance(statement, ast.stmt):
+            statement_of |= {id(node): statement.lineno for node in ast.walk(statement)}
+    return {
+        statement_of[id(node)]
+        for node in ast.walk(function)
+        if isinstance(node, ast.Name)
         and node.id == name
         and isinstance(node.ctx, ast.Load)
         and id(node) not in sizes
-        and not first <= node.lineno <= last
-        for node in ast.walk(function)
-    )
+        and id(node) in statement_of
+    }
 
 
 def _always_copies(value: ast.AST) -> bool:
