@@ -29,7 +29,7 @@ from torch import Tensor  # noqa: E402
 
 from benchmarks.provenance import measurement_context  # noqa: E402
 from benchmarks.synthetic_selections import make_selections, mean_union_size, neighbour_overlap  # noqa: E402
-from nsa_attention.attention import BlockSelector  # noqa: E402
+from nsa_attention.branches import BlockSelector  # noqa: E402
 from nsa_attention.checkpoints.load import read_weights  # noqa: E402
 from nsa_attention.config import NSAConfig  # noqa: E402
 from nsa_attention.data.source_shards import shipped_text  # noqa: E402

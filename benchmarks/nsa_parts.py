@@ -17,7 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.synthetic_selections import make_selections
-from nsa_attention.attention import GateMLP, NSAttention, split_heads
+from nsa_attention.attention import NSAttention
+from nsa_attention.branches import GateMLP
 from nsa_attention.compression import rotate_blocks
 from nsa_attention.config import Attention, Implementation, NSAConfig
 from nsa_attention.model import Block
@@ -25,6 +26,7 @@ from nsa_attention.ops.dispatch import implementation_for, implementation_for_se
 from nsa_attention.ops.mixing import gated_sum
 from nsa_attention.ops.rotary import rotary_cos_sin, rotary_frequencies, rotate
 from nsa_attention.ops.selection import Selection
+from nsa_attention.projections import split_heads
 from nsa_attention.vanilla_attention import VanillaAttention
 
 Run = Callable[..., Tensor]

@@ -36,11 +36,11 @@ sys.path.insert(0, str(REPOSITORY))
 
 from benchmarks.nsa_parts import HEAD_TOKENS, parts  # noqa: E402
 from benchmarks.provenance import measurement_context  # noqa: E402
-from nsa_attention.attention import TokenContext  # noqa: E402
 from nsa_attention.config import PRODUCTION, Attention, NSAConfig  # noqa: E402
 from nsa_attention.model import Recompute, TinyLM  # noqa: E402
 from nsa_attention.ops.rotary import rotary_cos_sin, rotary_frequencies  # noqa: E402
 from nsa_attention.parallelize import checkpoint_layers  # noqa: E402
+from nsa_attention.projections import TokenContext  # noqa: E402
 
 # Ratio of the wall times of NSA and vanilla attention, by length in tokens: the allowed maximum, and the goal.
 LIMITS = {2048: 1.3, 8192: 1.3}

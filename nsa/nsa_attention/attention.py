@@ -1,8 +1,8 @@
 """The Native Sparse Attention layer (arXiv 2502.11089): a gated sum of three attention branches.
 
-Dimensions: B batch, T tokens, M model width, H query heads, G groups of query heads that share keys and values, S
-compressed blocks, l tokens of a compressed block, D key width, E value width, n selected blocks per query, p pairs of
-dimensions that rotary embeddings rotate together (D/2).
+Dimensions: B batch, T tokens, M model width, H query heads, G groups of query heads that share keys and values, D key
+width, E value width, I width of all heads (H x E), n selected blocks per query, p pairs of dimensions that rotary
+embeddings rotate together (D/2).
 
 `cos_sin` are the rotary cosines and sines of the tokens, [2, T, p], or [2, B, T, p] if sequences have different
 positions. `layout` describes packed documents: the batch is then one row, and documents do not attend to each other.
@@ -10,40 +10,33 @@ positions. `layout` describes packed documents: the batch is then one row, and d
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
-from .compression import PHI, rotate_blocks, split_into_blocks
+from .branches import AttentionBranch, CompressedBranch, GateMLP, Pair, SelectedBranch, SlidingBranch
 from .config import Branch, Compression, Implementation, LayerConfig, layer_mistakes
+from .kv_cache import KVCache, attend_with_cache, new_cache
 from .ops.dispatch import (
     PLAIN_SUM,
-    UsedImplementation,
     combined_operator,
-    implementation_for,
-    implementation_for_select,
-    implementation_for_selected,
-    implementation_for_sliding,
+    count_run,
     require_implementation,
 )
 from .ops.input_validation import cu_seqlens_form_problems, cu_seqlens_value_problems
 from .ops.mixing import gated_sum
 from .ops.packed import PackedLayout, packed_layout
+from .ops.recompute import RecomputingLinear, call_linear, in_autocast_dtype, origin_of
 from .ops.rotary import cos_sin_at, rotary_frequencies, rotate
 from .ops.selection import Selection
 from .ops.table_cache import cached_table
+from .projections import Projected, Projection, TokenContext, keys_and_values, project_together, split_heads
 
-if TYPE_CHECKING:
-    from .kv_cache import KVCache
-    from .vanilla_attention import VanillaAttention
-
-Pair = tuple[Tensor, Tensor]  # the keys and values of a branch
 # The names that NSAttention has for fields of LayerConfig.
 _ARGUMENTS = {
     "groups": "kv_heads",
@@ -54,14 +47,6 @@ _ARGUMENTS = {
     "select_len": "block_size",
     "select_count": "block_count",
 }
-
-
-class TokenContext(NamedTuple):
-    """Facts about the tokens that a model computes once for all its layers."""
-
-    cos_sin: Tensor
-    memo_number: Tensor | None = None  # number of the SelectionMemo of a layer with gradient checkpointing
-    layout: PackedLayout | None = None
 
 
 class NSAttention(nn.Module):
@@ -173,7 +158,7 @@ class NSAttention(nn.Module):
         self.gate_mlp = GateMLP(config)
         # With stopped gradients the gate weights are frozen: otherwise DDP would wait for gradients that never arrive.
         self.gate_mlp.requires_grad_(not config.stop_gradient_gates)
-        self.out_proj = nn.Linear(config.heads * config.d_v, config.dim, bias=False)
+        self.out_proj = RecomputingLinear(config.heads * config.d_v, config.dim, bias=False)
 
     def forward(
         self,
@@ -200,8 +185,6 @@ class NSAttention(nn.Module):
         OutOfPagesError if too few pages are free.
         """
         if cache is not None:
-            from .kv_cache import attend_with_cache  # which imports this module
-
             _check_arguments(self.config.dim, x, positions, cu_seqlens)
             if positions is not None or cu_seqlens is not None:
                 raise ValueError(
@@ -210,14 +193,16 @@ class NSAttention(nn.Module):
             return attend_with_cache(self, x, cache)
         if context is None:
             context = self._context(x, positions, cu_seqlens)
+        x = in_autocast_dtype(x)  # once for all projections
+        context = context._replace(cos_sin=context.cos_sin.to(x.dtype))
         q_BHTD, raw = self.project(x, context.cos_sin)
-        pairs = {branch: self.branch(branch).prepare(*pair, context) for branch, pair in raw.items()}
+        pairs = {branch: self.branch(branch).prepare(projected, context) for branch, projected in raw.items()}
         if Branch.SEL in raw and Branch.CMP not in raw:
-            ranking_keys = self.sel.block_means(raw[Branch.SEL][0], context)
+            ranking_keys = self.sel.block_means(raw[Branch.SEL].keys_BGTD, context)
         else:
             ranking_keys = pairs[Branch.CMP][0] if Branch.CMP in raw else None
-        if (together := self._attend_together(x, q_BHTD, pairs, context)) is not None:
-            return self.out_proj(together.flatten(2))
+        if (output_BTM := self._attend_together(x, q_BHTD, raw, pairs, context)) is not None:
+            return output_BTM
         outputs: list[Tensor] = []
         layout, lse_BHT = context.layout, None
         for branch, pair in pairs.items():
@@ -236,8 +221,8 @@ class NSAttention(nn.Module):
         assert isinstance(part, AttentionBranch)
         return part
 
-    def project(self, x: Tensor, cos_sin: Tensor) -> tuple[Tensor, dict[Branch, Pair]]:
-        """Return the rotated queries [B, H, T, D], and each branch's keys [B, G, T, D] and values [B, G, T, E].
+    def project(self, x: Tensor, cos_sin: Tensor) -> tuple[Tensor, dict[Branch, Projected]]:
+        """Return the rotated queries [B, H, T, D], and each branch's projected keys and values.
 
         Keys are not rotated, because the compressed branch rotates whole blocks (`AttentionBranch.prepare`).
         """
@@ -253,25 +238,34 @@ class NSAttention(nn.Module):
         return q_BHTD, raw
 
     def _attend_together(
-        self, x: Tensor, q_BHTD: Tensor, pairs: Mapping[Branch, Pair], context: TokenContext
+        self,
+        x: Tensor,
+        q_BHTD: Tensor,
+        raw: Mapping[Branch, Projected],
+        pairs: Mapping[Branch, Pair],
+        context: TokenContext,
     ) -> Tensor | None:
-        """Return the gated sum [B, T, H, E] of all branches from a single operator, or None if there is no operator."""
+        """Return the output of the layer, computed with one operator for all branches, or None if there is none."""
         if len(pairs) < len(Branch) or not x.numel() or self._has_observed_branches():
             return None
-        chosen = combined_operator(self.implementation, q_BHTD, *pairs.values())
-        if chosen is None:
+        operator = combined_operator(self.implementation, q_BHTD, *pairs.values())
+        if operator is None:
             return None
-        operator, used = chosen
         for part in (self.cmp, self.sel, self.sel.chooser, self.win, self.gate_mlp):
-            count_run(part.runs, used)
-        arguments = (q_BHTD, list(pairs.values()), self.gates(x), selection_from(self.config))
-        options = {"window": self.config.window, "starts": context.layout and context.layout.starts}
-        output_BTHE, indices_BGTn = operator(*arguments, **options, memo_number=context.memo_number)
+            count_run(part.runs, operator.used)
+        gates_cBHT = self.gates(x)
+        arguments = (q_BHTD, list(pairs.values()), gates_cBHT, Selection.of(self.config))
+        options = {
+            "window": self.config.window,
+            "starts": context.layout and context.layout.starts,
+            "sliding_sources": self.win.sources(raw[Branch.WIN], context),
+        }
+        mixed_BTHE, indices_BGTn, outputs = operator.attend(*arguments, **options, memo_number=context.memo_number)
         keys_BGSD = pairs[Branch.CMP][0]
         shown_BGTn = self.sel.chooser(q_BHTD, keys_BGSD, None, context.memo_number, context.layout, indices_BGTn)
         if shown_BGTn is not indices_BGTn:  # a forward hook of the chooser selects other blocks
-            output_BTHE, _ = operator(*arguments, **options, indices_BGTn=shown_BGTn)
-        return output_BTHE
+            mixed_BTHE, _, outputs = operator.attend(*arguments, **options, indices_BGTn=shown_BGTn)
+        return self._project_sum(mixed_BTHE, gates_cBHT, outputs, operator.sum)
 
     def _has_observed_branches(self) -> bool:
         """Return whether a hook needs the output of a branch, or its gradient."""
@@ -300,8 +294,6 @@ class NSAttention(nn.Module):
         that gets the same tokens: both then share the lengths and the page table. Raises ValueError and CannotRunError
         for values that do not go together.
         """
-        from .kv_cache import new_cache  # which imports this module
-
         return new_cache(
             self.config, batch_size, max_tokens=max_tokens, page_size=page_size, pages=pages, shared_with=shared_with
         )
@@ -309,7 +301,23 @@ class NSAttention(nn.Module):
     def mix(self, x: Tensor, outputs: Sequence[Tensor]) -> Tensor:
         """Sum the branch outputs [B, H, T, E], weighted by the gates, and project the sum to [B, T, M]."""
         count_run(self.gate_mlp.runs, PLAIN_SUM)
-        return self.out_proj(gated_sum(outputs, self.gates(x)).flatten(2))
+        gates_cBHT = self.gates(x)
+        return self._project_sum(gated_sum(outputs, gates_cBHT), gates_cBHT, outputs, gated_sum)
+
+    def _project_sum(
+        self,
+        mixed_BTHE: Tensor,
+        gates_cBHT: Tensor,
+        outputs: Sequence[Tensor],
+        sum_outputs: Callable[[Sequence[Tensor], Tensor], Tensor],
+    ) -> Tensor:
+        """Return the output projection of the gated sum, [B, T, M].
+
+        `sum_outputs` computes the sum again in the backward pass, from the gates and branch outputs, which are saved.
+        """
+        mixed_BTI = mixed_BTHE.flatten(2)
+        origin = origin_of(mixed_BTI, partial(_flat_sum, sum_outputs), gates_cBHT, *outputs)
+        return call_linear(self.out_proj, mixed_BTI, origin)
 
     def gates(self, x: Tensor) -> Tensor:
         """Return the gate of each branch and head, between 0 and 1, shape [branches, B, H, T]."""
@@ -332,6 +340,12 @@ class NSAttention(nn.Module):
         dtype = torch.promote_types(x.dtype, torch.float32)
         frequencies = rotary_frequencies(config.d_k, config.rope_base, x.device).to(dtype)
         return TokenContext(cos_sin_at(frequencies, positions), layout=layout)
+
+
+def _flat_sum(
+    sum_outputs: Callable[[Sequence[Tensor], Tensor], Tensor], gates_cBHT: Tensor, *outputs: Tensor
+) -> Tensor:
+    return sum_outputs(outputs, gates_cBHT).flatten(2)
 
 
 def _member(kind: type[Compression] | type[Implementation], name: str, value: str, mistakes: list[str]) -> Any:
@@ -367,223 +381,3 @@ def _check_arguments(dim: int, x: Tensor, positions: Tensor | None, cu_seqlens: 
         mistakes += cu_seqlens_form_problems(cu_seqlens, x, "x")
     if mistakes:
         raise ValueError(f"NSAttention: {'; '.join(mistakes)}")
-
-
-class Projection(nn.Linear):
-    """A linear layer without bias whose output can be computed in advance.
-
-    The product still passes through `forward`, so that forward hooks see it.
-    """
-
-    def __init__(self, inputs: int, outputs: int) -> None:
-        super().__init__(inputs, outputs, bias=False)
-
-    def forward(self, x_BTM: Tensor, product: Tensor | None = None) -> Tensor:
-        return super().forward(x_BTM) if product is None else product
-
-
-# With fewer tokens, copying the weights into one matrix takes longer than it saves.
-MIN_JOINED_TOKENS = 16
-
-
-def project_together(x_BTM: Tensor, projections: Sequence[Sequence[Projection]]) -> list[list[Tensor | None]]:
-    """Apply several projections to the same input with a single matrix product.
-
-    The results have the nesting of `projections`. For few tokens they are all None, and each projection later computes
-    its own. The weights stay separate parameters, because they are named, sharded and saved separately.
-    """
-    if x_BTM.shape[:-1].numel() < MIN_JOINED_TOKENS:
-        return [[None] * len(group) for group in projections]
-    flat = [projection for group in projections for projection in group]
-    product = functional.linear(x_BTM, torch.cat([projection.weight for projection in flat]))
-    parts = iter(product.split([projection.out_features for projection in flat], -1))
-    return [[next(parts) for _ in group] for group in projections]
-
-
-class GateMLP(nn.Linear):
-    """An MLP that computes one sigmoid gate per attention branch and head.
-
-    The class itself is the last linear layer, so its parameters are named `gate_mlp.weight` and `gate_mlp.bias`.
-    """
-
-    def __init__(self, config: LayerConfig) -> None:
-        hidden = max(16, config.dim // 8)
-        super().__init__(hidden, len(config.branches) * config.heads)
-        self.heads = config.heads
-        self.runs: Counter[UsedImplementation] = Counter()
-        self.hidden = nn.Linear(config.dim, hidden)
-
-    def forward(self, x_BTM: Tensor) -> Tensor:
-        """Return the gates, between 0 and 1, shape [branches, B, H, T, 1]."""
-        logits = super().forward(functional.silu(self.hidden(x_BTM)))
-        return torch.sigmoid(logits).unflatten(-1, (-1, self.heads)).permute(2, 0, 3, 1).unsqueeze(-1)
-
-
-class AttentionBranch(nn.Module):
-    """The base class of the attention branches, with their projections of keys and values.
-
-    Calling a branch computes its attention output from given queries, keys and values.
-    """
-
-    def __init__(self, config: LayerConfig, implementation: Implementation) -> None:
-        super().__init__()
-        self.config, self.implementation = config, implementation
-        self.runs: Counter[UsedImplementation] = Counter()
-        self.k_proj = Projection(config.dim, config.groups * config.d_k)
-        self.v_proj = Projection(config.dim, config.groups * config.d_v)
-
-    def prepare(self, k_BGTD: Tensor, v_BGTE: Tensor, context: TokenContext) -> Pair:
-        """Return the keys and values that queries attend to, from the projected ones."""
-        return rotate(k_BGTD, context.cos_sin), v_BGTE
-
-
-class CompressedBranch(AttentionBranch):
-    """The attention branch that attends to compressed blocks of tokens."""
-
-    def __init__(self, config: LayerConfig, implementation: Implementation) -> None:
-        super().__init__(config, implementation)
-        phi = PHI[config.compression]
-        self.k_blocks, self.v_blocks = phi(config, config.d_k), phi(config, config.d_v)
-
-    def prepare(self, k_BGTD: Tensor, v_BGTE: Tensor, context: TokenContext) -> Pair:
-        k_BGSD = self.k_blocks(k_BGTD, context.layout)
-        return rotate_blocks(k_BGSD, context.cos_sin, self.config, context.layout), self.v_blocks(
-            v_BGTE, context.layout
-        )
-
-    def forward(
-        self, q_BHTD: Tensor, k_BGSD: Tensor, v_BGSE: Tensor, layout: PackedLayout | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """Return the attention output [B, H, T, E] and the log-sum-exp [B, H, T] of the scores."""
-        config = self.config
-        backend, used = implementation_for(self.implementation, q_BHTD, k_BGSD, v_BGSE)
-        count_run(self.runs, used)
-        lengths = {"block_len": config.block_len, "block_stride": config.block_stride}
-        starts = layout and layout.starts
-        return backend.attend_compressed(q_BHTD, k_BGSD, v_BGSE, **lengths, scale=config.scale, starts=starts)
-
-
-class BlockSelector(nn.Module):
-    """A module that selects the blocks of tokens that each query attends to.
-
-    It has no parameters. It is a module so that forward hooks can observe the selected indices, or select others.
-    """
-
-    def __init__(self, config: LayerConfig, implementation: Implementation) -> None:
-        super().__init__()
-        self.implementation = implementation
-        self.runs: Counter[UsedImplementation] = Counter()
-        self.positions_T: Tensor | None = None  # positions of the latest packed queries within their documents
-        self.selection = selection_from(config)
-
-    def forward(
-        self,
-        q_BHTD: Tensor,
-        keys_BGSD: Tensor,
-        lse_BHT: Tensor | None,
-        memo_number: Tensor | None,
-        layout: PackedLayout | None = None,
-        indices_BGTn: Tensor | None = None,
-    ) -> Tensor:
-        """Return the indices of the selected blocks, int32, shape [B, G, T, n].
-
-        `keys_BGSD` are the compressed keys, `lse_BHT` the log-sum-exp of the queries' scores over them. If `lse_BHT` is
-        None, the implementation computes it if needed. `memo_number` identifies the SelectionMemo, if there is one.
-        `indices_BGTn` are the indices if an operator has already selected the blocks; otherwise None.
-        """
-        if layout is not None:
-            self.positions_T = layout.positions_T
-        if indices_BGTn is not None:
-            return indices_BGTn
-        backend, used = implementation_for_select(self.implementation, q_BHTD, keys_BGSD, keys_BGSD)
-        count_run(self.runs, used)
-        return backend.select(q_BHTD, keys_BGSD, lse_BHT, self.selection, memo_number, layout and layout.starts)
-
-
-class SelectedBranch(AttentionBranch):
-    """The attention branch that attends to the tokens of the selected blocks."""
-
-    def __init__(self, config: LayerConfig, implementation: Implementation) -> None:
-        super().__init__(config, implementation)
-        self.chooser = BlockSelector(config, implementation)
-
-    def block_means(self, k_BGTD: Tensor, context: TokenContext) -> Tensor:
-        """Return keys [B, G, S, D] that rank the blocks of a layer without a compressed branch: means of `k_BGTD`."""
-        # Separate keys could not be trained, because the selection has no gradient.
-        config = self.config
-        means = split_into_blocks(k_BGTD, config.block_len, config.block_stride, context.layout).mean(3)
-        return rotate_blocks(means, context.cos_sin, config, context.layout)
-
-    def forward(
-        self,
-        q_BHTD: Tensor,
-        k_BGTD: Tensor,
-        v_BGTE: Tensor,
-        ranking_keys_BGSD: Tensor,
-        lse_BHT: Tensor | None,
-        memo_number: Tensor | None = None,
-        layout: PackedLayout | None = None,
-    ) -> Tensor:
-        """Return the attention output, shape [B, H, T, E].
-
-        `ranking_keys_BGSD` and `lse_BHT` rank the blocks: the keys of the compressed branch and the log-sum-exp of
-        their scores, or the result of `block_means` and None.
-        """
-        indices = self.chooser(q_BHTD.detach(), ranking_keys_BGSD.detach(), lse_BHT, memo_number, layout)
-        places, select_len = self.config.select_count, self.config.select_len
-        starts, longest = (layout.starts, layout.longest) if layout else (None, None)
-        backend, used = implementation_for_selected(
-            self.implementation, q_BHTD, k_BGTD, v_BGTE, places, select_len, longest
-        )
-        count_run(self.runs, used)
-        output, _ = backend.attend_selected(
-            q_BHTD, k_BGTD, v_BGTE, indices, select_len=select_len, scale=self.config.scale, starts=starts
-        )
-        return output
-
-
-class SlidingBranch(AttentionBranch):
-    """The attention branch that attends to a sliding window of the most recent tokens."""
-
-    def forward(self, q_BHTD: Tensor, k_BGTD: Tensor, v_BGTE: Tensor, layout: PackedLayout | None = None) -> Tensor:
-        """Return the attention output, shape [B, H, T, E]."""
-        backend, used = implementation_for_sliding(self.implementation, q_BHTD, k_BGTD, v_BGTE)
-        count_run(self.runs, used)
-        starts, window = layout and layout.starts, self.config.window
-        output, _ = backend.attend_sliding(
-            q_BHTD, k_BGTD, v_BGTE, window=window, scale=self.config.scale, starts=starts
-        )
-        return output
-
-
-def keys_and_values(part: AttentionBranch | VanillaAttention, x_BTM: Tensor, products: Sequence[Tensor | None]) -> Pair:
-    """Return the keys [B, G, T, D] and values [B, G, T, E] of an attention branch, before rotary embeddings.
-
-    `products` are the results of both projections (`project_together`).
-    """
-    # The values are copied, so that saving them for the backward pass does not keep the joint projection result alive.
-    k_product, v_product = products
-    k_BGTD = split_heads(part.k_proj(x_BTM, k_product), part.config.groups)
-    return k_BGTD, split_heads(part.v_proj(x_BTM, v_product).contiguous(), part.config.groups)
-
-
-def count_run(runs: Counter[UsedImplementation], used: UsedImplementation) -> None:
-    """Count one use of an attention implementation in `runs`, except in compiled code, which is traced only once."""
-    if not torch.compiler.is_compiling():
-        runs[used] += 1
-
-
-def split_heads(x_BTM: Tensor, heads: int) -> Tensor:
-    """Return a view of `x_BTM` with shape [B, heads, T, M / heads]."""
-    return x_BTM.unflatten(-1, (heads, -1)).transpose(1, 2)
-
-
-def selection_from(config: LayerConfig) -> Selection:
-    """Return the parameters of block selection that a layer's configuration defines."""
-    return Selection(
-        block_len=config.block_len,
-        block_stride=config.block_stride,
-        select_len=config.select_len,
-        select_count=config.select_count,
-        scale=config.scale,
-    )

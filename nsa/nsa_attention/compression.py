@@ -5,12 +5,15 @@ Dimensions: B batch, G groups, T tokens, S compressed blocks, l tokens of a comp
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from .config import Compression, LayerConfig
 from .ops.packed import PackedLayout
+from .ops.recompute import Origin, RecomputingLinear, call_linear, origin_of
 from .ops.rotary import rotate
 
 
@@ -21,12 +24,20 @@ class BlockMean(nn.Module):
         super().__init__()
         self.length, self.stride = config.block_len, config.block_stride
 
-    def forward(self, x_BGTD: Tensor, layout: PackedLayout | None = None) -> Tensor:
-        """Return one compressed vector per complete block, shape [B, G, S, D]."""
-        return self.compress(split_into_blocks(x_BGTD, self.length, self.stride, layout))
+    def forward(self, x_BGTD: Tensor, layout: PackedLayout | None = None, origin: Origin | None = None) -> Tensor:
+        """Return one compressed vector per complete block, shape [B, G, S, D].
 
-    def compress(self, blocks_BGSlD: Tensor) -> Tensor:
-        """Return one compressed vector per block, shape [B, G, S, D]."""
+        The backward pass computes the blocks again from `origin`, the origin of `x_BGTD`. None: they are saved.
+        """
+        split = partial(split_into_blocks, length=self.length, stride=self.stride)
+        index = () if layout is None else (layout.blocks_Sl,)
+        blocks_BGSlD = split(x_BGTD, *index)
+        if origin is not None:
+            origin = origin.then(blocks_BGSlD, split, *index) if origin.is_of(x_BGTD) else None
+        return self.compress(blocks_BGSlD, origin)
+
+    def compress(self, blocks_BGSlD: Tensor, _origin: Origin | None = None) -> Tensor:
+        """Return one compressed vector per block, shape [B, G, S, D]. `_origin` is the origin of the blocks."""
         return blocks_BGSlD.mean(3)
 
 
@@ -42,12 +53,17 @@ class BlockMLP(BlockMean):
         super().__init__(config, width)
         self.position = nn.Parameter(torch.randn(self.length, width) * 0.02)
         first, second = self.names
-        self.add_module(first, nn.Linear(self.length * width, width))
-        self.add_module(second, nn.Linear(width, width))
+        self.add_module(first, RecomputingLinear(self.length * width, width))
+        self.add_module(second, RecomputingLinear(width, width))
 
-    def compress(self, blocks_BGSlD: Tensor) -> Tensor:
+    def compress(self, blocks_BGSlD: Tensor, origin: Origin | None = None) -> Tensor:
         first, second = (self.get_submodule(name) for name in self.names)
-        return second(functional.gelu(first((blocks_BGSlD + self.position).flatten(3))))
+        inputs_BGSI = _add_positions(blocks_BGSlD, self.position)
+        hidden_BGSD = call_linear(
+            first, inputs_BGSI, origin and origin.then(inputs_BGSI, _add_positions, self.position)
+        )
+        active_BGSD = functional.gelu(hidden_BGSD)
+        return call_linear(second, active_BGSD, origin_of(active_BGSD, functional.gelu, hidden_BGSD))
 
 
 class BlockMeanMLP(BlockMLP):
@@ -55,24 +71,29 @@ class BlockMeanMLP(BlockMLP):
 
     names = ("inner", "outer")
 
-    def compress(self, blocks_BGSlD: Tensor) -> Tensor:
-        return blocks_BGSlD.mean(3) + super().compress(blocks_BGSlD)
+    def compress(self, blocks_BGSlD: Tensor, origin: Origin | None = None) -> Tensor:
+        return blocks_BGSlD.mean(3) + super().compress(blocks_BGSlD, origin)
 
 
 PHI = {Compression.MLP: BlockMLP, Compression.MEAN: BlockMean, Compression.MEAN_MLP: BlockMeanMLP}
 
 
-def split_into_blocks(x_BGTD: Tensor, length: int, stride: int, layout: PackedLayout | None = None) -> Tensor:
+def split_into_blocks(x_BGTD: Tensor, blocks_Sl: Tensor | None = None, *, length: int, stride: int) -> Tensor:
     """Return the complete blocks of `length` tokens that begin every `stride` tokens, shape [B, G, S, l, D].
 
-    The result is a view, except for packed documents, whose blocks lie within one document.
+    The result is a view, except for packed documents, whose blocks consist of the tokens `blocks_Sl`.
     """
-    if layout is not None:
-        return x_BGTD.index_select(2, layout.blocks_Sl.flatten()).unflatten(2, (-1, length))
+    if blocks_Sl is not None:
+        return x_BGTD.index_select(2, blocks_Sl.flatten()).unflatten(2, (-1, length))
     if x_BGTD.shape[2] < length:
         # Even without a block the result stays connected to the graph: the projections get zero gradients, not None.
         return x_BGTD[:, :, :0, None].expand(-1, -1, -1, length, -1)
     return x_BGTD.unfold(2, length, stride).transpose(3, 4)
+
+
+def _add_positions(blocks_BGSlD: Tensor, position_lD: Tensor) -> Tensor:
+    """Return the inputs of the MLP, [B, G, S, l x D]."""
+    return (blocks_BGSlD + position_lD).flatten(3)
 
 
 def rotate_blocks(k_BGSD: Tensor, cos_sin: Tensor, config: LayerConfig, layout: PackedLayout | None = None) -> Tensor:

@@ -30,7 +30,7 @@ def load_dense_weights(
     Raises ValueError that lists every weight whose shape does not fit.
     """
     branches = (layer.cmp, layer.sel, layer.win)
-    pairs = {
+    pairs: dict[str, tuple[nn.Linear, Tensor]] = {
         "q": (layer.q_proj, q),
         "k": (layer.sel.k_proj, k),
         "v": (layer.sel.v_proj, v),

@@ -15,20 +15,25 @@ import copy
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import TYPE_CHECKING, TypeAlias, cast
 
 import torch
 from torch import Tensor
 
-from .attention import NSAttention, TokenContext, count_run, selection_from
 from .config import Branch, LayerConfig
 from .ops.cached_attention import CachedAttentionConfig, CachedRows, Kind, dense_output
-from .ops.dispatch import example_tensors, implementation_for_cached
+from .ops.dispatch import count_run, example_tensors, implementation_for_cached
 from .ops.kernels import tiles
 from .ops.rotary import RotaryTable, rotary_frequencies, rotate
+from .ops.selection import Selection
 from .pages import PageTable, is_dense, pages_needed, rows_of
-from .vanilla_attention import VanillaAttention
+from .projections import TokenContext
 
-Layer = NSAttention | VanillaAttention
+if TYPE_CHECKING:
+    from .attention import NSAttention
+    from .vanilla_attention import VanillaAttention
+
+Layer: TypeAlias = "NSAttention | VanillaAttention"
 _KINDS = dict(zip(Branch, Kind, strict=True))
 MIN_CAPACITY = 64
 # The most tokens of a chunk that are computed at once. The memory of a window has room for as many new tokens.
@@ -329,7 +334,7 @@ def new_cache(
 
 def _geometry(config: LayerConfig) -> tuple[object, ...]:
     return (
-        replace(selection_from(config), scale=1.0),
+        replace(Selection.of(config), scale=1.0),
         config.window,
         config.branches,
         config.rope_base,
@@ -389,17 +394,16 @@ def _attend(layer: Layer, x_BCM: Tensor, cache: KVCache, step: Step) -> Tensor:
     """Append the tokens of a step, and return their output [B, C, M], computed from the cache."""
     config = layer.config
     q_1HRD, fresh = _project(layer, x_BCM, step)
-    if isinstance(layer, VanillaAttention):
+    if is_dense(config):
         cache.append(step, fresh, layer)
         output_1RHE = dense_output(q_1HRD, replace(step.rows, memory=cache.rows), config.scale).transpose(1, 2)
     else:
+        layer = cast("NSAttention", layer)
         examples, is_paged = example_tensors(config, q_1HRD.device, q_1HRD.dtype), step.table is not None
         attend, used = implementation_for_cached(layer.implementation, examples, is_paged=is_paged)
         count_run(layer.gate_mlp.runs, used)
         cache.append(step, fresh, layer)
-        options = CachedAttentionConfig(
-            selection=selection_from(config), window=config.window, branches=config.branches
-        )
+        options = CachedAttentionConfig(selection=Selection.of(config), window=config.window, branches=config.branches)
         gates_c1HR = layer.gates(x_BCM.flatten(0, 1)[None])
         output_1RHE = attend(q_1HRD, gates_c1HR, replace(step.rows, memory=cache.rows), options)
     return layer.out_proj(output_1RHE.flatten(2)).view(x_BCM.shape)
@@ -412,7 +416,7 @@ def _project(layer: Layer, x_BCM: Tensor, step: Step) -> tuple[Tensor, dict[Kind
     """
     x_1RM = x_BCM.flatten(0, 1)[None]
     q_1HRD, raw = layer.project(x_1RM, step.rotary)
-    pairs = {_KINDS[branch]: pair for branch, pair in raw.items()}
+    pairs = {_KINDS[branch]: (keys, values) for branch, (keys, values, _) in raw.items()}
     if Branch.SEL in raw and not is_dense(layer.config):
         # Without a compressed branch, means of the selected branch's keys rank the blocks.
         pairs = {Kind.BLOCKS: pairs.get(Kind.BLOCKS) or pairs[Kind.TOKENS], **pairs}

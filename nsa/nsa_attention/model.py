@@ -16,12 +16,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from .attention import NSAttention, TokenContext
+from .attention import NSAttention
 from .config import Attention, Implementation, NSAConfig
 from .ops.dispatch import require_implementation
 from .ops.packed import PackedLayout, packed_layout
 from .ops.rotary import rotary_cos_sin, rotary_frequencies
 from .ops.selection import SelectionMemo
+from .projections import TokenContext
 from .vanilla_attention import VanillaAttention
 
 # PyTorch's default is the epsilon of the dtype: 0.008 in bfloat16, more than the mean square of a new embedding.

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .attention import AttentionBranch, BlockSelector, GateMLP, NSAttention
+from .attention import NSAttention
+from .branches import AttentionBranch, BlockSelector, GateMLP
 from .observe import named_modules
 from .ops.packed import PackedLayout
 

@@ -6,18 +6,14 @@ width, E value width.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from .attention import Pair, Projection, TokenContext, keys_and_values, project_together, split_heads
 from .config import Branch, LayerConfig
+from .kv_cache import KVCache, attend_with_cache
 from .ops.rotary import rotate
-
-if TYPE_CHECKING:
-    from .kv_cache import KVCache
+from .projections import Projected, Projection, TokenContext, keys_and_values, project_together, split_heads
 
 
 class VanillaAttention(nn.Module):
@@ -34,13 +30,11 @@ class VanillaAttention(nn.Module):
     def forward(self, x_BTM: Tensor, *, cache: KVCache | None = None, context: TokenContext | None = None) -> Tensor:
         """Return the output of the layer, shape [B, T, M], with either a cache or the facts about the tokens."""
         if cache is not None:
-            from .kv_cache import attend_with_cache  # which imports this module
-
             return attend_with_cache(self, x_BTM, cache)
         assert context is not None
         cos_sin, _, layout = context
         q_BHTD, raw = self.project(x_BTM, cos_sin)
-        k_BGTD, v_BGTE = raw[Branch.SEL]
+        k_BGTD, v_BGTE, _ = raw[Branch.SEL]
         k_BGTD = rotate(k_BGTD, cos_sin)
         lengths = layout.lengths if layout else (x_BTM.shape[1],)
         outputs = [
@@ -50,7 +44,7 @@ class VanillaAttention(nn.Module):
         output = outputs[0] if layout is None else torch.cat(outputs, 2)
         return self.out_proj(output.transpose(1, 2).flatten(2))
 
-    def project(self, x: Tensor, cos_sin: Tensor) -> tuple[Tensor, dict[Branch, Pair]]:
+    def project(self, x: Tensor, cos_sin: Tensor) -> tuple[Tensor, dict[Branch, Projected]]:
         """Return what NSAttention.project returns; the only keys and values are those of all tokens, as of SEL."""
         (query_product,), products = project_together(x, [[self.q_proj], [self.k_proj, self.v_proj]])
         q_BHTD = rotate(split_heads(self.q_proj(x, query_product), self.config.heads), cos_sin)

@@ -14,14 +14,14 @@ from torch.nn import functional
 from touched import Touched
 
 from nsa_attention import kv_cache
-from nsa_attention.attention import BlockSelector, CompressedBranch, SlidingBranch, selection_from
+from nsa_attention.branches import BlockSelector, CompressedBranch, SlidingBranch
 from nsa_attention.config import ALL_BRANCHES, Attention, Branch, Compression, Implementation, NSAConfig
 from nsa_attention.decode import new_caches, next_logits, prefill, step
 from nsa_attention.kv_cache import KVCache
 from nsa_attention.model import TinyLM
 from nsa_attention.ops import cached_attention
 from nsa_attention.ops.cached_attention import Kind, selected_blocks
-from nsa_attention.ops.selection import EMPTY
+from nsa_attention.ops.selection import EMPTY, Selection
 from nsa_attention.world import CannotRunError
 
 SUBSETS = [subset for size in (1, 2, 3) for subset in combinations(ALL_BRANCHES, size)]
@@ -378,7 +378,7 @@ def test_what_a_step_touches_grows_by_the_compressed_keys_alone(tiny: NSAConfig)
 
 def test_topk_of_packed_ranks_chooses_what_a_stable_sort_chooses(tiny: NSAConfig) -> None:
     """Bit by bit, with every importance there several times. Weights are 1 and 2, so that float64 has the same ties."""
-    numbers = selection_from(replace(tiny, select_count=7, block_len=8, block_stride=4, select_len=8))
+    numbers = Selection.of(replace(tiny, select_count=7, block_len=8, block_stride=4, select_len=8))
     shares_NShC = torch.randint(3, (2, 60, 3, 4)).float()
     positions = torch.tensor([[240, 241, 250, 300]])
     chosen = selected_blocks(shares_NShC, positions, 40 * 8, numbers)

@@ -8,8 +8,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from nsa_attention import NSAttention, load_dense_weights
-from nsa_attention.attention import split_heads
 from nsa_attention.ops.rotary import rotary_cos_sin, rotary_frequencies, rotate
+from nsa_attention.projections import split_heads
 
 DIM, HEADS, KV_HEADS, WIDTH, VALUE_WIDTH = 24, 4, 2, 6, 4
 LENGTHS = {"block_size": 8, "block_count": 4, "compress_size": 6, "compress_stride": 3, "window": 7}  # reads 32 tokens

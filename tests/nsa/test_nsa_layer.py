@@ -9,10 +9,11 @@ import torch
 from torch import Tensor, nn
 
 import nsa_attention
-from nsa_attention.attention import NSAttention, TokenContext
+from nsa_attention.attention import NSAttention
 from nsa_attention.config import Attention, Branch, NSAConfig
 from nsa_attention.model import TinyLM
 from nsa_attention.ops.rotary import rotary_cos_sin, rotary_frequencies
+from nsa_attention.projections import TokenContext
 
 TOLERANCE = 1e-10
 SIZES = {"block_size": 6, "block_count": 4, "compress_size": 6, "compress_stride": 3, "window": 7}

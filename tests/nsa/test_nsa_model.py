@@ -11,12 +11,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from nsa_attention.attention import BlockSelector, NSAttention, TokenContext
+from nsa_attention.attention import NSAttention
+from nsa_attention.branches import BlockSelector
 from nsa_attention.config import ALL_BRANCHES, CI, SHAPES, Attention, Branch, Compression, Implementation, NSAConfig
 from nsa_attention.model import Block, Recompute, TinyLM, count_parameters
 from nsa_attention.ops.rotary import rotary_cos_sin, rotary_frequencies
 from nsa_attention.ops.selection import RANKERS, SelectionMemo
 from nsa_attention.parallelize import checkpoint_layers
+from nsa_attention.projections import TokenContext
 
 SUBSETS = [pair for size in (1, 2, 3) for pair in combinations(ALL_BRANCHES, size)]
 

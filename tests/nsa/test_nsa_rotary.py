@@ -8,9 +8,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsa_attention.attention import split_heads
 from nsa_attention.ops import rotary
 from nsa_attention.ops.rotary import rotary_cos_sin, rotary_frequencies, rotate
+from nsa_attention.projections import split_heads
 
 
 def expected(x: torch.Tensor) -> torch.Tensor:

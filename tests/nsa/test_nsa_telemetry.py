@@ -21,7 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from nsa_attention.attention import BlockSelector, GateMLP
+from nsa_attention.branches import BlockSelector, GateMLP
 from nsa_attention.config import CI
 from nsa_attention.dtypes import expected_dtypes, unexpected_dtypes
 from nsa_attention.memory import AllocatorHistory, memory_dump, peak_rss_bytes, rss_bytes

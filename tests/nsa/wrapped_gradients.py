@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 
-from nsa_attention.attention import BlockSelector
+from nsa_attention.branches import BlockSelector
 from nsa_attention.config import Attention
 from nsa_attention.model import TinyLM
 from nsa_attention.parallelize import average_gradients, mean_as_bf16, parallelize, without_reduction

@@ -6,9 +6,10 @@ Dimensions: B batch, H query heads, G groups, T tokens, S keys, R new tokens, D 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -57,6 +58,12 @@ _EAGER, _FUSED_CPU, _BLOCKWISE = (
 )
 _DENSE = DenseBackend(KERNELS[EagerKernel.name])
 PLAIN_SUM = UsedImplementation("eager", "the only one for the sum of separate branches")
+
+
+def count_run(runs: Counter[UsedImplementation], used: UsedImplementation) -> None:
+    """Count one use of an attention implementation in `runs`, except in compiled code, which is traced only once."""
+    if not torch.compiler.is_compiling():
+        runs[used] += 1
 
 
 def implementation_for(
@@ -132,10 +139,18 @@ def implementation_for_sliding(
     return backend, used
 
 
+class CombinedOperator(NamedTuple):
+    """An operator for all three branches and their gated sum."""
+
+    attend: Callable[..., tuple[Tensor, Tensor, tuple[Tensor, ...]]]  # ops/fused: gated_attention_results
+    sum: Callable[[Sequence[Tensor], Tensor], Tensor]  # the gated sum of the branch outputs, without gradients
+    used: UsedImplementation
+
+
 def combined_operator(
     requested: Implementation, q_BHTD: Tensor, *pairs: tuple[Tensor, Tensor]
-) -> tuple[Callable[..., tuple[Tensor, Tensor]], UsedImplementation] | None:
-    """Return the fused operator for all three branches, and the reason for choosing it, or None if there is none.
+) -> CombinedOperator | None:
+    """Return the fused operator for all three branches, or None if there is none.
 
     `pairs` are the keys and values of the branches. The operator exists only in Triton. Raises
     MissingImplementationError if `requested` does not support the tensors.
@@ -146,7 +161,9 @@ def combined_operator(
         _, used = implementation_for(requested, q_BHTD, *pair)
         if used.name != "triton":
             return None
-    return _fused_module("gated_attention").gated_attention_and_indices, used
+    return CombinedOperator(
+        _fused_module("gated_attention").gated_attention_results, _fused_module("mix").weighted_sum, used
+    )
 
 
 def require_implementation(requested: Implementation, config: LayerConfig) -> None:

@@ -21,6 +21,7 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor
 
+from ..config import LayerConfig
 from . import NAMESPACE
 from .attend import CompletedBlocks
 from .cpu_threads import run_in_threads, split_work
@@ -41,6 +42,17 @@ class Selection:
     select_len: int  # l'
     select_count: int  # n, including the forced blocks
     scale: float  # factor of the scores, usually 1 / sqrt(D)
+
+    @classmethod
+    def of(cls, config: LayerConfig) -> Selection:
+        """Return the parameters that a layer's configuration defines."""
+        return cls(
+            block_len=config.block_len,
+            block_stride=config.block_stride,
+            select_len=config.select_len,
+            select_count=config.select_count,
+            scale=config.scale,
+        )
 
 
 class SelectionMemo:

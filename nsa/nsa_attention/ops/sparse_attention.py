@@ -60,7 +60,7 @@ def sparse_attention(
     if not q_BHTD.numel():
         return _empty_output(q_BHTD, pairs, gates_cBHT)
     if (combined := combined_operator(implementation, q_BHTD, *pairs)) is not None:
-        return combined[0](q_BHTD, pairs, gates_cBHT, selection, window=window, starts=starts)[0]
+        return combined.attend(q_BHTD, pairs, gates_cBHT, selection, window=window, starts=starts)[0]
     lengths = {"block_len": selection.block_len, "block_stride": selection.block_stride}
     compressed_BHTE, lse_BHT = backend.attend_compressed(
         q_BHTD, *branches.compressed, **lengths, scale=scale, starts=starts

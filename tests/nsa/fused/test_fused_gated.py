@@ -273,7 +273,7 @@ def test_torch_accepts_the_operators() -> None:
         *spanned.cached_block_spans(q, flat[0], 6, 3, of.starts).tensors(),
         *spanned.cached_window_spans(q, WINDOW, of.starts).tensors(),
     ]
-    given = (q, flat, gates, seen, of.starts, 6, 3, 5, 4, WINDOW, 0.4)
+    given = (q, flat, gates, seen, [], of.starts, 6, 3, 5, 4, WINDOW, 0.4)
     torch.library.opcheck(gated._gated_attention, given)
     results = [tensor.detach() for tensor in gated._gated_attention(*given)]
     saved = (q.detach(), [one.detach() for one in flat], gates.detach(), seen, of.starts, results[1:])
@@ -326,7 +326,7 @@ def test_the_backward_pass_makes_at_most_three_outputs_more_than_a_dense_one(mon
         *spanned.cached_block_spans(q, flat[0], 32, 16, None).tensors(),
         *spanned.cached_window_spans(q, 512, None).tensors(),
     ]
-    output, *results = gated._gated_attention(q, flat, gates, seen, None, 32, 16, 64, 16, 512, 0.1)
+    output, *results = gated._gated_attention(q, flat, gates, seen, [], None, 32, 16, 64, 16, 512, 0.1)
     with Allocated() as made:
         gated._gated_attention_backward._init_fn(
             output, q, flat, gates, seen, None, results, 32, 16, 64, 512, 0.1, [True] * 8

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from .. import NAMESPACE
+from ..recompute import project_and_rotate
 from ..selection import Selection, remember
 from .gates import GatedBranch, empty_gradients
 from .importance import select_by_importance
@@ -36,7 +37,9 @@ from .spanned import (
 from .spanned_kernels import spanned_forward
 
 _SELECTED = 1  # the branch among the three
-_INDICES = -1  # the indices of the selected blocks among the results of the operator
+# Of the saved tensors: the spans, the results of the branches, the keys and values of the compressed and the selected
+# branch, and those of the sliding branch or their sources.
+_SAVED = ((0, 8), (8, 15), (15, 19), (19, None))
 
 
 def gated_attention(
@@ -50,12 +53,12 @@ def gated_attention(
 ) -> Tensor:
     """Return the output [B, T, H, E] of native sparse attention: the gated sum of its three branches.
 
-    Raises the same errors as `gated_attention_and_indices`.
+    Raises the same errors as `gated_attention_results`.
     """
-    return gated_attention_and_indices(q_BHTD, pairs, gates_cBHT, selection, window=window, starts=starts)[0]
+    return gated_attention_results(q_BHTD, pairs, gates_cBHT, selection, window=window, starts=starts)[0]
 
 
-def gated_attention_and_indices(
+def gated_attention_results(
     q_BHTD: Tensor,
     pairs: Sequence[tuple[Tensor, Tensor]],
     gates_cBHT: Tensor,
@@ -65,12 +68,15 @@ def gated_attention_and_indices(
     starts: Tensor | None = None,
     memo_number: Tensor | None = None,
     indices_BGTn: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Return the gated sum [B, T, H, E] of the three branches, and the indices [B, G, T, n] of the selected blocks.
+    sliding_sources: Sequence[Tensor] = (),
+) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
+    """Return the gated sum [B, T, H, E], the indices [B, G, T, n] of the selected blocks, and the branch outputs.
 
-    `memo_number` identifies a SelectionMemo, if there is one. `indices_BGTn` selects the blocks; None selects the most
-    important ones. There must be at least one token, and `selection.select_count` must be at least 3. Raises
-    CannotLaunchError for tensors that the kernels do not support.
+    The branch outputs, three tensors [B, H, T, E], have no gradients. `memo_number` identifies a SelectionMemo, if
+    there is one. `indices_BGTn` selects the blocks; None selects the most important ones. `sliding_sources` are the
+    arguments with which `project_and_rotate` returns the keys and values of the sliding branch: the backward pass then
+    computes these again, and they are not saved. An empty list: they are saved. There must be at least one token, and
+    `selection.select_count` must be at least 3. Raises CannotLaunchError for tensors that the kernels do not support.
     """
     for pair in pairs:
         check_attention(spanned_forward, q_BHTD, *pair)
@@ -83,6 +89,7 @@ def gated_attention_and_indices(
         [tensor for pair in pairs for tensor in pair],
         gates_cBHT,
         [*blocks.tensors(), *tokens.tensors()],
+        list(sliding_sources),
         starts,
         *lengths,
         selection.select_len,
@@ -92,7 +99,8 @@ def gated_attention_and_indices(
         memo_number,
         indices_BGTn,
     )
-    return result[0], result[_INDICES]
+    output_BTHE, *branch_results, indices_BGTn = result
+    return output_BTHE, indices_BGTn, tuple(branch_results[::2])
 
 
 @torch.library.custom_op(f"{NAMESPACE}::gated", mutates_args=())
@@ -101,6 +109,7 @@ def _gated_attention(
     keys_values: list[Tensor],
     gates_cBHT: Tensor,
     spans: list[Tensor],
+    _sliding_sources: list[Tensor],
     starts: Tensor | None,
     block_len: int,
     block_stride: int,
@@ -208,6 +217,7 @@ def _(
     keys_values: list[Tensor],
     _gates: Tensor,
     _spans: list[Tensor],
+    _sliding_sources: list[Tensor],
     _starts: Tensor | None,
     _block_len: int,
     _block_stride: int,
@@ -235,8 +245,11 @@ def _(
 
 
 def _save_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    q_BHTD, keys_values, gates_cBHT, spans, starts, block_len, block_stride, select_len, _, window, scale, *_ = inputs
-    ctx.save_for_backward(q_BHTD, gates_cBHT, starts, *keys_values, *spans, *output[1:])
+    q_BHTD, keys_values, gates_cBHT, spans, sliding_sources, starts, *numbers = inputs
+    block_len, block_stride, select_len, _, window, scale, *_ = numbers
+    sliding = sliding_sources or keys_values[4:]
+    ctx.sliding_groups = keys_values[4].shape[1] if sliding_sources else None
+    ctx.save_for_backward(q_BHTD, gates_cBHT, starts, *spans, *output[1:], *keys_values[:4], *sliding)
     ctx.numbers = (block_len, block_stride, select_len, window, scale)
     ctx.mark_non_differentiable(*output[1:])
     ctx.set_materialize_grads(False)
@@ -244,12 +257,13 @@ def _save_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...])
 
 def _backward(ctx: Any, grad_BTHE: Tensor | None, *_: None) -> tuple[Any, ...]:
     # torch omits arguments that have their default values.
-    needs_q, needs_kv, needs_gates, needs_spans, *others = ctx.needs_input_grad
-    nothing = ([None] * len(needs_spans), *[None] * len(others))
+    needs_q, needs_kv, needs_gates, needs_spans, needs_sources, *others = ctx.needs_input_grad
+    nothing = ([None] * len(needs_spans), [None] * len(needs_sources), *[None] * len(others))
     if grad_BTHE is None:
         return None, [None] * len(needs_kv), None, *nothing
     q_BHTD, gates_cBHT, starts, *saved_tensors = ctx.saved_tensors
-    keys_values, spans, results = saved_tensors[:6], saved_tensors[6:14], saved_tensors[14:]
+    spans, results, keys_values, sliding = (list(saved_tensors[slice(*ends)]) for ends in _SAVED)
+    keys_values += sliding if ctx.sliding_groups is None else project_and_rotate(*sliding, groups=ctx.sliding_groups)
     needs_grad = [needs_q, *needs_kv, needs_gates]
     tensors = (grad_BTHE, q_BHTD, keys_values, gates_cBHT, spans, starts, results)
     dq_BHTD, kv_grads, dgates_cBHT = _gated_attention_backward(*tensors, *ctx.numbers, needs_grad)
