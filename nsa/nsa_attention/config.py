@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from types import MappingProxyType
 
@@ -207,43 +207,8 @@ MINIMAL = NSAConfig(
 # sequence of 128 tokens.
 REPRO = NSAConfig(name="repro", layers=5, seq_len=128, batch=1)
 SHOWCASE = NSAConfig(name="showcase", layers=1, seq_len=128, batch=8)
-PRODUCTION = NSAConfig(
-    name="production",
-    vocab=50257,
-    dim=768,
-    layers=12,
-    heads=12,
-    groups=2,
-    d_k=64,
-    d_v=64,
-    block_len=32,
-    block_stride=16,
-    select_len=64,
-    select_count=16,
-    window=512,
-    seq_len=2048,
-    dtype="bfloat16",
-    checkpointed=True,
-)
+PRODUCTION = replace(MINIMAL, name="production", vocab=50257, layers=12, seq_len=2048, checkpointed=True)
 # A burn-in run before `production`: the same layers at half the sequence length, so that 100 steps finish quickly.
-SHAKE = NSAConfig(
-    name="shake",
-    vocab=50257,
-    dim=768,
-    layers=12,
-    heads=12,
-    groups=2,
-    d_k=64,
-    d_v=64,
-    block_len=32,
-    block_stride=16,
-    select_len=64,
-    select_count=16,
-    window=512,
-    seq_len=1024,
-    batch=1,
-    dtype="bfloat16",
-    checkpointed=True,
-)
+SHAKE = replace(PRODUCTION, name="shake", seq_len=1024, batch=1)
 
 SHAPES = {config.name: config for config in (CI, MINIMAL, REPRO, SHOWCASE, SHAKE, PRODUCTION)}

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from . import NAMESPACE
+from .autograd import register_attention_gradients
 from .blockwise import blockwise
 from .cpu_threads import run_in_threads, split_work
 from .kernels import (
@@ -540,22 +541,7 @@ def _(_grad: Tensor, *tensors: Any) -> tuple[Tensor, ...]:
     return tuple(torch.empty_like(tensor, memory_format=torch.contiguous_format) for tensor in tensors[:3])
 
 
-def _save_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    *tensors, pattern, lengths, kernel, scale = inputs
-    ctx.save_for_backward(*tensors, *output)
-    ctx.form = (pattern, lengths, kernel, scale)
-    ctx.mark_non_differentiable(output[1])
-    ctx.set_materialize_grads(False)
-
-
-def _backward(ctx: Any, grad_NhTE: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
-    none = (None,) * 5
-    if grad_NhTE is None:
-        return None, None, None, *none
-    return *_attend_backward(grad_NhTE, *ctx.saved_tensors, *ctx.form), *none
-
-
-_attend.register_autograd(_backward, setup_context=_save_context)
+register_attention_gradients(_attend, _attend_backward, tensors=4)
 
 
 def _tiles(q_NhTD: Tensor, pattern: Pattern, kernel: Kernel, indices: Tensor | None) -> Iterator[tuple[int, int]]:

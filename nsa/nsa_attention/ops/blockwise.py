@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from . import NAMESPACE
+from .autograd import register_attention_gradients
 from .cpu_threads import run_in_threads, split_work
 from .kernels import (
     TileState,
@@ -253,22 +254,7 @@ def _(_grad: Tensor, *tensors: Any) -> tuple[Tensor, ...]:
     return tuple(torch.empty_like(tensor, memory_format=torch.contiguous_format) for tensor in tensors[:3])
 
 
-def _save_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    *tensors, select_len, scale = inputs
-    ctx.save_for_backward(*tensors, *output)
-    ctx.form = (select_len, scale)
-    ctx.mark_non_differentiable(output[1])
-    ctx.set_materialize_grads(False)
-
-
-def _backward(ctx: Any, grad_NhTE: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
-    none = (None,) * 3
-    if grad_NhTE is None:
-        return None, None, None, *none
-    return *_blockwise_backward(grad_NhTE, *ctx.saved_tensors, *ctx.form), *none
-
-
-_blockwise.register_autograd(_backward, setup_context=_save_context)
+register_attention_gradients(_blockwise, _blockwise_backward, tensors=4)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,6 +25,7 @@ import triton
 from torch import Tensor
 
 from .. import NAMESPACE
+from ..autograd import register_attention_gradients
 from . import lists, tuning
 from .descriptors import keys_and_values
 from .gates import GatedBranch, empty_gradients, gate_arguments, query_gradient_buffer, tuning_name
@@ -268,22 +269,7 @@ def _(_grad: Tensor, *tensors: Any) -> tuple[Tensor, Tensor, Tensor]:
     return _empty_gradients(*tensors[:3])
 
 
-def _save_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    *tensors, select_len, scale, tile, segment = inputs
-    ctx.save_for_backward(*tensors, *output)
-    ctx.numbers = (select_len, scale, tile, segment)
-    ctx.mark_non_differentiable(output[1])
-    ctx.set_materialize_grads(False)
-
-
-def _backward(ctx: Any, grad_BHTE: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
-    none = (None,) * 6
-    if grad_BHTE is None:
-        return None, None, None, *none
-    return *_selected_attention_backward_op(grad_BHTE, *ctx.saved_tensors, *ctx.numbers), *none
-
-
-_selected_attention_op.register_autograd(_backward, setup_context=_save_context)
+register_attention_gradients(_selected_attention_op, _selected_attention_backward_op, tensors=5)
 
 
 def _add_parts(parts: Tensor, dk: Tensor, dv: Tensor, segments: lists.Segments) -> None:

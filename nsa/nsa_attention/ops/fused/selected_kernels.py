@@ -48,15 +48,35 @@ def _keys_of_step(i, first, m_member, o_token, tokens, SELECT_LEN: tl.constexpr,
 
 
 @triton.jit
+def _plan_walk(p_union, i_list, places, SELECT_LEN: tl.constexpr, KEYS: tl.constexpr):
+    """Return the first keys of the blocks of a tile's union and their members, and the numbers of steps of the loops.
+
+    `steps` counts both loops, and `whole` the first one, whose steps need no mask per key.
+    """
+    PIECES: tl.constexpr = (SELECT_LEN + KEYS - 1) // KEYS
+    p_first = p_union + i_list.to(tl.int64) * (2 * places + 2)
+    p_members = p_first + places
+    steps = tl.load(p_members + places) * PIECES
+    # If the block length is no multiple of the tile, the last piece of a block extends beyond it and needs a mask.
+    whole = tl.load(p_members + places + 1) * PIECES if SELECT_LEN % KEYS == 0 else 0
+    return p_first, p_members, steps, whole
+
+
+@triton.jit
 def _load_block(
-    p_rows, i_bg, groups, s_row, first,
+    p_rows, i_bg, groups, s_row, first, o_key, m_key,
     KEYS: tl.constexpr, WIDTH: tl.constexpr, WIDTH_PADDED: tl.constexpr, DESCRIBED: tl.constexpr,
 ):  # fmt: skip
-    """Load the keys or values [first, first + KEYS) of a group. A descriptor reads rows that do not exist as 0."""
+    """Load the keys or values [first, first + KEYS) of a group.
+
+    `m_key` is a mask of the rows `o_key` that exist; None: all exist. A descriptor reads other rows as 0.
+    """
     if DESCRIBED:
         b_rows = tl.reshape(p_rows.load([i_bg // groups, i_bg % groups, first, 0]), [KEYS, WIDTH_PADDED])
-    else:
+    elif m_key is None:
         b_rows = load_existing_rows(p_rows, s_row, first, KEYS, WIDTH, WIDTH_PADDED)
+    else:
+        b_rows = load_rows(p_rows, s_row, o_key, m_key, WIDTH, WIDTH_PADDED)
     return b_rows  # [K, WIDTH_PADDED]
 
 
@@ -88,27 +108,19 @@ def selected_forward(
     b_highest = tl.full([ROWS], float("-inf"), ACC)
     b_total = tl.zeros([ROWS], ACC)
     b_o = tl.zeros([ROWS, E_PADDED], ACC)
-    p_first = p_union + i_list.to(tl.int64) * (2 * places + 2)
-    p_members = p_first + places
-    steps = tl.load(p_members + places) * PIECES
-    # If the block length is no multiple of the tile, the last piece of a block extends beyond it and needs a mask.
-    whole = tl.load(p_members + places + 1) * PIECES if SELECT_LEN % KEYS == 0 else 0
+    p_first, p_members, steps, whole = _plan_walk(p_union, i_list, places, SELECT_LEN, KEYS)
     first, m_member = _step_of_walk(p_first, p_members, 0, o_query, PIECES, KEYS)
     for i in range(whole):
-        b_k = _load_block(p_keys, i_bg, groups, s_kt, first, KEYS, D, D_PADDED, DESCRIBED)  # [K, D]
-        b_v = _load_block(p_values, i_bg, groups, s_vt, first, KEYS, E, E_PADDED, DESCRIBED)  # [K, E]
+        b_k = _load_block(p_keys, i_bg, groups, s_kt, first, None, None, KEYS, D, D_PADDED, DESCRIBED)  # [K, D]
+        b_v = _load_block(p_values, i_bg, groups, s_vt, first, None, None, KEYS, E, E_PADDED, DESCRIBED)  # [K, E]
         b_highest, b_total, b_o = forward_step(
             b_q, b_k, b_v, m_member, None, b_highest, b_total, b_o, EXPONENT, EXACT, ACC
         )
         first, m_member = _step_of_walk(p_first, p_members, i + 1, o_query, PIECES, KEYS)
     for i in range(whole, steps):
         o_key, m_key, m_seen = _keys_of_step(i, first, m_member, o_token, tokens, SELECT_LEN, KEYS)
-        if DESCRIBED:
-            b_k = _load_block(p_keys, i_bg, groups, s_kt, first, KEYS, D, D_PADDED, DESCRIBED)  # [K, D]
-            b_v = _load_block(p_values, i_bg, groups, s_vt, first, KEYS, E, E_PADDED, DESCRIBED)  # [K, E]
-        else:
-            b_k = load_rows(p_keys, s_kt, o_key, m_key, D, D_PADDED)  # [K, D]
-            b_v = load_rows(p_values, s_vt, o_key, m_key, E, E_PADDED)  # [K, E]
+        b_k = _load_block(p_keys, i_bg, groups, s_kt, first, o_key, m_key, KEYS, D, D_PADDED, DESCRIBED)  # [K, D]
+        b_v = _load_block(p_values, i_bg, groups, s_vt, first, o_key, m_key, KEYS, E, E_PADDED, DESCRIBED)  # [K, E]
         b_highest, b_total, b_o = forward_step(
             b_q, b_k, b_v, m_member, m_seen, b_highest, b_total, b_o, EXPONENT, EXACT, ACC
         )
@@ -160,24 +172,17 @@ def selected_backward_queries(
     p_keys = group_pointer(p_k, i_b, i_g, s_kb, s_kg, DESCRIBED)
     p_values = group_pointer(p_v, i_b, i_g, s_vb, s_vg, DESCRIBED)
     b_dq = tl.zeros([ROWS, D_PADDED], ACC)
-    p_first = p_union + i_list.to(tl.int64) * (2 * places + 2)
-    p_members = p_first + places
-    steps = tl.load(p_members + places) * PIECES
-    whole = tl.load(p_members + places + 1) * PIECES if SELECT_LEN % KEYS == 0 else 0
+    p_first, p_members, steps, whole = _plan_walk(p_union, i_list, places, SELECT_LEN, KEYS)
     first, m_member = _step_of_walk(p_first, p_members, 0, o_query, PIECES, KEYS)
     for i in range(whole):
-        b_k = _load_block(p_keys, i_bg, groups, s_kt, first, KEYS, D, D_PADDED, DESCRIBED)  # [K, D]
-        b_v = _load_block(p_values, i_bg, groups, s_vt, first, KEYS, E, E_PADDED, DESCRIBED)  # [K, E]
+        b_k = _load_block(p_keys, i_bg, groups, s_kt, first, None, None, KEYS, D, D_PADDED, DESCRIBED)  # [K, D]
+        b_v = _load_block(p_values, i_bg, groups, s_vt, first, None, None, KEYS, E, E_PADDED, DESCRIBED)  # [K, E]
         b_dq = query_step(b_q, b_k, b_v, b_do, b_lse, b_delta, m_member, None, b_dq, EXPONENT, EXACT, ACC)
         first, m_member = _step_of_walk(p_first, p_members, i + 1, o_query, PIECES, KEYS)
     for i in range(whole, steps):
         o_key, m_key, m_seen = _keys_of_step(i, first, m_member, o_token, tokens, SELECT_LEN, KEYS)
-        if DESCRIBED:
-            b_k = _load_block(p_keys, i_bg, groups, s_kt, first, KEYS, D, D_PADDED, DESCRIBED)  # [K, D]
-            b_v = _load_block(p_values, i_bg, groups, s_vt, first, KEYS, E, E_PADDED, DESCRIBED)  # [K, E]
-        else:
-            b_k = load_rows(p_keys, s_kt, o_key, m_key, D, D_PADDED)  # [K, D]
-            b_v = load_rows(p_values, s_vt, o_key, m_key, E, E_PADDED)  # [K, E]
+        b_k = _load_block(p_keys, i_bg, groups, s_kt, first, o_key, m_key, KEYS, D, D_PADDED, DESCRIBED)  # [K, D]
+        b_v = _load_block(p_values, i_bg, groups, s_vt, first, o_key, m_key, KEYS, E, E_PADDED, DESCRIBED)  # [K, E]
         b_dq = query_step(b_q, b_k, b_v, b_do, b_lse, b_delta, m_member, m_seen, b_dq, EXPONENT, EXACT, ACC)
         first, m_member = _step_of_walk(p_first, p_members, i + 1, o_query, PIECES, KEYS)
     b_dq *= SCALE

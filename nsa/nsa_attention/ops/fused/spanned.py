@@ -19,6 +19,7 @@ import triton
 from torch import Tensor
 
 from .. import NAMESPACE
+from ..autograd import register_attention_gradients
 from ..packed import compressed_starts, sequence_numbers, single_sequence_starts
 from ..table_cache import cached_table
 from . import tuning
@@ -372,22 +373,7 @@ def _(_grad: Tensor, q_BHTD: Tensor, k_BGSD: Tensor, v_BGSE: Tensor, *_: Any) ->
     return empty_token_major(q_BHTD, q_BHTD.shape[-1]), k_BGSD.new_empty(k_BGSD.shape), v_BGSE.new_empty(v_BGSE.shape)
 
 
-def _save_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    *tensors, scale, pattern = inputs
-    ctx.save_for_backward(*tensors, *output)
-    ctx.numbers = (scale, pattern)
-    ctx.mark_non_differentiable(output[1])
-    ctx.set_materialize_grads(False)
-
-
-def _backward(ctx: Any, grad_BHTE: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
-    none = (None,) * 6
-    if grad_BHTE is None:
-        return None, None, None, *none
-    return *_spanned_attention_backward_op(grad_BHTE, *ctx.saved_tensors, *ctx.numbers), *none
-
-
-_spanned_attention_op.register_autograd(_backward, setup_context=_save_context)
+register_attention_gradients(_spanned_attention_op, _spanned_attention_backward_op, tensors=7)
 
 
 def _queries_and_gradients(q_BHTD: Tensor, grad_BHTE: Tensor, tile: Tile, sizes: dict[str, Any]) -> TiledPair:
