@@ -11,7 +11,6 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,8 +21,8 @@ from .decode import new_caches, next_logits
 from .kv_cache import KVCache
 from .model import TinyLM
 from .ops.dispatch import MissingImplementationError
+from .options import Option, SettingsError, add_options, parse_values
 from .pages import default_page_size, pages_needed
-from .settings import Option, SettingsError
 from .values import existing_checkpoint, not_negative, one_of, whole, word
 from .world import CannotRunError, join_ranks
 
@@ -227,22 +226,18 @@ def _empty_caches(model: TinyLM, request: Request, tokens: int) -> list[KVCache]
 
 def _read_request(arguments: Sequence[str]) -> Request:
     arguments_by_name = vars(_parser().parse_args(arguments))
-    parsers = {"checkpoint": existing_checkpoint} | {option.flag: option.parse for option in OPTIONS}
-    values: dict[str, Any] = {option.name: option.default for option in OPTIONS}
-    mistakes = []
-    for flag, parse in parsers.items():
-        name = flag.removeprefix("--").replace("-", "_")
-        try:
-            if arguments_by_name[name] is not None:
-                values[name] = parse(arguments_by_name[name])
-        except ValueError as error:
-            mistakes.append(f"{flag}: {error}")
+    mistakes: list[str] = []
+    try:
+        checkpoint = existing_checkpoint(arguments_by_name["checkpoint"])
+    except ValueError as error:
+        mistakes.append(f"checkpoint: {error}")
+    values = parse_values(OPTIONS, arguments_by_name, mistakes)
     for name in ("page_len", "pages"):
         if values[name] is not None and values["cache"] != "paged":
             mistakes.append(f"--{name.replace('_', '-')}: applies only to a paged cache; add --cache paged")
     if mistakes:
         raise SettingsError("\n".join(mistakes))
-    return Request(**values)
+    return Request(checkpoint=checkpoint, **values)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -254,8 +249,7 @@ def _parser() -> argparse.ArgumentParser:
         help="a checkpoint of `nsa.train --data text --checkpoint-every K`, or a directory of checkpoints: the latest "
         "complete one",
     )
-    for option in OPTIONS:
-        result.add_argument(option.flag, default=None, help=option.about)
+    add_options(result, OPTIONS)
     return result
 
 

@@ -25,7 +25,7 @@ from .data.problems import BadRecordError, BadShardError, DataProblems
 from .data.shards import FileShard, Record, Shard
 from .data.source_shards import shards_for
 from .data.tokens import Tokenizer, Tokens, tokenizer_named
-from .settings import Option, SettingsError
+from .options import Option, SettingsError, add_options, parse_values
 from .values import BadShards, Data, data_source, one_of, tokenizer_source, whole
 from .world import CannotRunError
 
@@ -309,20 +309,14 @@ def text_source(text: str) -> Any:
 
 def _read_request(arguments: Sequence[str]) -> PrepareRequest:
     raw_values = vars(_parser().parse_args(arguments))
-    values: dict[str, Any] = {option.name: option.default for option in OPTIONS}
-    mistakes = []
+    mistakes: list[str] = []
     inputs = []
     for text in raw_values["inputs"]:
         try:
             inputs.append(text_source(text))
         except ValueError as error:
             mistakes.append(f"input: {error}")
-    for option in OPTIONS:
-        try:
-            if raw_values[option.name] is not None:
-                values[option.name] = option.parse(raw_values[option.name])
-        except ValueError as error:
-            mistakes.append(f"{option.flag}: {error}")
+    values = parse_values(OPTIONS, raw_values, mistakes)
     if mistakes:
         raise SettingsError("\n".join(mistakes))
     return PrepareRequest(inputs=tuple(inputs), out=Path(raw_values["out"]), **values)
@@ -342,8 +336,7 @@ def _parser() -> argparse.ArgumentParser:
         "stories, text, or hf:PATH[:CONFIG[:SPLIT]]",
     )
     result.add_argument("--out", required=True, help="output directory, which must not exist")
-    for option in OPTIONS:
-        result.add_argument(option.flag, dest=option.name, default=None, help=option.about)
+    add_options(result, OPTIONS)
     return result
 
 

@@ -15,7 +15,7 @@ import random
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
@@ -24,7 +24,7 @@ from pathlib import Path
 from .checkpoints.folder import FOLDER, checkpoints_in
 from .checkpoints.load import read_weights
 from .observe import say
-from .settings import Option, SettingsError
+from .options import Option, SettingsError, add_options, parse_values
 from .values import one_of, whole
 
 # Prefixes of environment variables that torchrun sets for a rank. They are removed when this program starts torchrun.
@@ -249,23 +249,19 @@ def _read_request(arguments: Sequence[str], environment: Mapping[str, str]) -> R
         epilog="Options after -- are passed to nsa.train, such as --shape ci --wrapper fsdp.",
     )
     parser.add_argument("kind", help=", ".join(RehearsalKind))
-    for option in OPTIONS:
-        parser.add_argument(option.flag, default=None, help=option.about)
+    add_options(parser, OPTIONS)
     separator = arguments.index("--") if "--" in arguments else len(arguments)
     raw_values = vars(parser.parse_args(arguments[:separator]))
-    values = {option.name: option.default for option in OPTIONS}
-    values["out_dir"] = Path(environment.get("NSA_OUT_DIR") or "out")
-    mistakes = []
-    parsers: dict[str, Callable[[str], object]] = {"kind": one_of(RehearsalKind)}
-    for name, parse in (parsers | {option.name: option.parse for option in OPTIONS}).items():
-        try:
-            if raw_values[name] is not None:
-                values[name] = parse(raw_values[name])
-        except ValueError as error:
-            mistakes.append(f"{name}: {error}")
+    mistakes: list[str] = []
+    try:
+        kind = one_of(RehearsalKind)(raw_values["kind"])
+    except ValueError as error:
+        mistakes.append(f"kind: {error}")
+    values = parse_values(OPTIONS, raw_values, mistakes)
+    values["out_dir"] = values["out_dir"] or Path(environment.get("NSA_OUT_DIR") or "out")
     if mistakes:
         raise SettingsError("\n".join(mistakes))
-    return Rehearsal(options=tuple(arguments[separator + 1 :]), **values)
+    return Rehearsal(kind=kind, options=tuple(arguments[separator + 1 :]), **values)
 
 
 if __name__ == "__main__":

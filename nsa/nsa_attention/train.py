@@ -27,6 +27,7 @@ from .memory import memory_profile
 from .model import TinyLM, count_parameters
 from .observe import GradientTrace, ModuleBackwardTrace, ViewGradientTrace, say, traced_modules, without_ending_training
 from .ops.dispatch import MissingImplementationError, example_tensors, implementation_for_sliding
+from .options import SettingsError
 from .parallelize import (
     BucketTrace,
     average_gradients,
@@ -37,7 +38,7 @@ from .parallelize import (
     without_reduction,
 )
 from .schedule import learning_rate
-from .settings import Settings, SettingsError, read_settings
+from .settings import Settings, read_settings
 from .telemetry import NoTelemetry, StepParts, StepResult, StepShape, Telemetry
 from .values import MEAN, SHARDED, BadShards, Phase, Wrapper
 from .warmup import uses_fused_kernels, warm_up

@@ -8,7 +8,8 @@ import pytest
 from conftest import ROOT
 
 from nsa_attention.foreign_options import FOREIGN_OPTIONS, ForeignOption, replacement_for
-from nsa_attention.settings import SettingsError, parser, read_settings
+from nsa_attention.options import SettingsError
+from nsa_attention.settings import parser, read_settings
 
 FLAGS = {word for action in parser()._actions for word in action.option_strings}
 

@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 
 from nsa_attention.data import Batch, Batches
 from nsa_attention.evaluation import Evaluation
+from nsa_attention.options import SettingsError
 from nsa_attention.schedule import learning_rate
-from nsa_attention.settings import Settings, SettingsError, read_settings
+from nsa_attention.settings import Settings, read_settings
 from nsa_attention.values import Decay
 from nsa_attention.world import World
 

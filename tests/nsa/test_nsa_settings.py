@@ -11,7 +11,8 @@ import pytest
 from conftest import ROOT
 
 from nsa_attention.config import CI, PRODUCTION, SHAPES, Attention, Branch, Implementation, NSAConfig
-from nsa_attention.settings import Settings, SettingsError, read_settings
+from nsa_attention.options import SettingsError
+from nsa_attention.settings import Settings, read_settings
 from nsa_attention.values import Data, Phase, Wrapper
 
 

@@ -116,7 +116,8 @@ def scenario_keys() -> set[str]:
 @cache
 def train_options() -> tuple[set[str], set[str]]:
     """Flags of nsa.train, and the names that it reads from its environment."""
-    from nsa_attention.settings import CONFIG_ENV, OPTIONS, parser
+    from nsa_attention.settings import CONFIG_ENV, parser
+    from nsa_attention.train_options import OPTIONS
 
     flags = {word for action in parser()._actions for word in action.option_strings}
     return flags, {CONFIG_ENV, *(name for option in OPTIONS for name, _ in option.env)}
