@@ -163,7 +163,7 @@ def _joint_operator(shape: Shape, dtype: torch.dtype) -> Iterator[Callable[[], N
     inputs = _Inputs.of(shape, dtype)
 
     def whole() -> None:
-        output = gated_attention(inputs.q, inputs.pairs, inputs.gates, inputs.selection, window=shape.window)
+        output = gated_attention(inputs.q, inputs.pairs, inputs.gates, inputs.selection, window=shape.window)[0]
         leaves = [inputs.q, inputs.gates, *(tensor for pair in inputs.pairs for tensor in pair)]
         torch.autograd.grad(output, leaves, torch.empty_like(output))
 

@@ -365,29 +365,10 @@ def _scalars(result: StepResult, gpu: dict[str, int]) -> dict[str, float]:
     return {name: float(value) for name, value in values.items() if value is not None}
 
 
-def _upgrade_table(path: Path, header: str) -> None:
-    """Adapt a CSV file from an earlier version of this package to new rows with the columns in `header`.
-
-    If columns are missing at the end, they are added as empty. A file with different columns is renamed to
-    NAME.earlier.csv.
-    """
-    old_header, _, rows = path.read_text(encoding="utf-8").partition("\n") if path.is_file() else ("", "", "")
-    if old_header in ("", header):
-        return
-    if not header.startswith(f"{old_header},"):
-        path.replace(path.with_name(f"{path.stem}.earlier{path.suffix}"))
-        return
-    empty = "," * header.removeprefix(old_header).count(",")
-    draft = path.with_name(f"{path.name}.new")
-    draft.write_text("".join(f"{line}\n" for line in (header, *(row + empty for row in rows.splitlines()))))
-    draft.replace(path)
-
-
 class _Table:
     """A CSV file that is flushed after every row."""
 
     def __init__(self, path: Path, header: str) -> None:
-        _upgrade_table(path, header)
         self._file = path.open("a", encoding="utf-8", newline="")
         self._writer = csv.writer(self._file, lineterminator="\n")
         if self._file.tell() == 0:

@@ -132,8 +132,6 @@ def _resume(run: Run, start: Start) -> None:
         from .checkpoints.load import load_checkpoint
 
         lines += load_checkpoint(start, run.model, run.optimizer, run.scaler, run.batches, run.world)
-        if start.manifest is None:
-            run.batches.skip_steps(start.step)  # checkpoints of older versions have no data position
     if start.step >= run.settings.steps:
         lines.append(f"step {start.step} is finished and --steps is {run.settings.steps}; nothing to do")
     if run.world.is_first:

@@ -195,37 +195,29 @@ def whole(least: int) -> Callable[[str], int]:
     return parse
 
 
-def positive(text: str) -> float:
-    """Parse a finite number above 0."""
+def _number(text: str, expected: str, *, is_valid: Callable[[float], bool]) -> float:
     try:
         number = float(text)
     except ValueError:
-        number = 0.0
-    if not 0.0 < number < float("inf"):
-        raise ValueError(f'expected a number above 0, got "{text}"')
+        number = float("nan")
+    if not (is_valid(number) and number < float("inf")):
+        raise ValueError(f'expected a number {expected}, got "{text}"')
     return number
+
+
+def positive(text: str) -> float:
+    """Parse a finite number above 0."""
+    return _number(text, "above 0", is_valid=lambda number: number > 0.0)
 
 
 def not_negative(text: str) -> float:
     """Parse a finite number of at least 0."""
-    try:
-        number = float(text)
-    except ValueError:
-        number = -1.0
-    if not 0.0 <= number < float("inf"):
-        raise ValueError(f'expected a number of at least 0, got "{text}"')
-    return number
+    return _number(text, "of at least 0", is_valid=lambda number: number >= 0.0)
 
 
 def fraction(text: str) -> float:
     """Parse a number of at least 0 and below 1."""
-    try:
-        number = float(text)
-    except ValueError:
-        number = -1.0
-    if not 0.0 <= number < 1.0:
-        raise ValueError(f'expected a number of at least 0 and below 1, got "{text}"')
-    return number
+    return _number(text, "of at least 0 and below 1", is_valid=lambda number: 0.0 <= number < 1.0)
 
 
 def data_source(text: str) -> Data | Path | HubData:
@@ -269,8 +261,8 @@ def checkpoint_source(text: str) -> Resume | Path:
 
 
 def existing_checkpoint(text: str) -> Path:
-    """Parse the path of an existing checkpoint or of an existing directory of checkpoints."""
-    if not Path(text).exists():
+    """Parse the path of an existing checkpoint, which is a directory, or of a directory of checkpoints."""
+    if not Path(text).is_dir():
         raise ValueError(f'expected the path of a checkpoint or of a folder of them, got "{text}"')
     return Path(text)
 

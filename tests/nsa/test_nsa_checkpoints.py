@@ -37,8 +37,6 @@ from nsa_attention.checkpoints.load import _Reader, read_weights
 from nsa_attention.checkpoints.rank_state import rank_file, rank_state_text, restore_rank_state
 from nsa_attention.checkpoints.rows import forget_rows_after
 from nsa_attention.checkpoints.save import Saver, open_saver
-from nsa_attention.checkpoints.shape import dimensions
-from nsa_attention.generate import saved_model
 from nsa_attention.settings import read_settings
 from nsa_attention.world import CannotRunError, World
 
@@ -535,32 +533,6 @@ def test_the_state_of_a_scaler_goes_on(alone: Alone, tmp_path: Path) -> None:
     assert verify(tmp_path / "out/checkpoint/step-3").scaler["_growth_tracker"] != 1
 
 
-def older_file(trained: Path) -> Path:
-    """What the version before folders wrote."""
-    tensors = tensors_of(trained / "step-4")
-    weights = {name.removeprefix("model."): value for name, value in tensors.items() if name.startswith("model.")}
-    state: dict[str, dict[str, Tensor]] = {}
-    for name, value in tensors.items():
-        if name.startswith("optimizer.state."):
-            parameter, _, moment = name.removeprefix("optimizer.state.").rpartition(".")
-            state.setdefault(parameter, {})[moment] = value
-    groups = [{**torch.optim.AdamW(nn.Linear(1, 1).parameters()).param_groups[0], "params": list(state)}]
-    config = read_settings([*TINY], {}).model
-    path = trained.parents[1] / "checkpoint_step4.pt"
-    optimizer = {"state": state, "param_groups": groups}
-    torch.save({"step": 4, "dimensions": dimensions(config), "model": weights, "optimizer": optimizer}, path)
-    return path
-
-
-def test_a_file_of_an_older_version_is_gone_on_from_and_gives_its_weights(alone: Alone, trained: Path) -> None:
-    path = older_file(trained)
-    for source, directory in ((path, "from_file"), (trained, "from_folder")):
-        assert alone(*TINY, "--steps", "6", "--resume", str(source), "--out-dir", directory)[0] == 0
-    assert rows(Path("from_file")) == rows(Path("from_folder"))
-    ours, theirs = (saved_model(one).state_dict() for one in (trained, path))
-    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
-
-
 def test_weights_are_read_from_the_newest_whole_checkpoint(trained: Path) -> None:
     cut(trained / "step-4" / "rank0.json")
     _, weights = read_weights(trained.parent)
@@ -706,7 +678,7 @@ def test_a_rehearsal_tells_all_its_mistakes(capsys: pytest.CaptureFixture[str]) 
     assert rehearse.main(["drowned", "--ranks", "0", "--", "--shape", "ci"]) == 2
     assert capsys.readouterr().err.splitlines() == [
         'nsa.rehearse: error: kind: expected killed, damaged or other_world, got "drowned"',
-        'nsa.rehearse: error: ranks: expected a whole number of at least 1, got "0"',
+        'nsa.rehearse: error: --ranks: expected a whole number of at least 1, got "0"',
     ]
 
 

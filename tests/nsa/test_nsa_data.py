@@ -152,15 +152,6 @@ class TestEverySource:
             second.close()
         whole.close()
 
-    def test_goes_on_behind_a_number_of_steps(self, data: str) -> None:
-        whole, later = loader("--data", data, "--accumulate", "2"), loader("--data", data, "--accumulate", "2")
-        fetched(whole, 6)
-        later.skip_steps(3)
-        assert torch.equal(whole.fetch().tokens, later.fetch().tokens)
-        assert whole.state_dict() == later.state_dict()
-        whole.close()
-        later.close()
-
     def test_has_targets_that_are_the_next_tokens_of_the_same_document(self, data: str) -> None:
         batches = loader("--data", data)
         for batch in fetched(batches, 50):

@@ -74,7 +74,7 @@ def by_gates(tokens: int, _: int, scale: float) -> Operation:
 def by_all_at_once(tokens: int, select_len: int, scale: float) -> Operation:
     gates = torch.randn(3, 1, 2, tokens, dtype=torch.float64)
     selection = Selection(block_len=1, block_stride=1, select_len=select_len, select_count=3, scale=scale)
-    return lambda q, k, v: gated_attention.gated_attention(q, [(k, v)] * 3, gates, selection, window=select_len)
+    return lambda q, k, v: gated_attention.gated_attention(q, [(k, v)] * 3, gates, selection, window=select_len)[0]
 
 
 MAKERS = [by_kernel, by_spans, by_tiles, by_blocks, by_gates, by_all_at_once]

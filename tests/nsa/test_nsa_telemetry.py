@@ -28,7 +28,7 @@ from nsa_attention.memory import AllocatorHistory, memory_dump, peak_rss_bytes, 
 from nsa_attention.model import TinyLM
 from nsa_attention.parallelize import freeze
 from nsa_attention.samples import Observer, gate_rows, selection_row
-from nsa_attention.telemetry import TABLES, StepParts, StepResult, Telemetry, _Table
+from nsa_attention.telemetry import TABLES, StepParts, StepResult, Telemetry
 from nsa_attention.world import World
 
 ALONE = World(rank=0, local_rank=0, size=1, device=torch.device("cpu"), backend=None)
@@ -491,27 +491,3 @@ def test_a_real_snapshot_has_the_lines_that_allocated(program: Program, tmp_path
     assert read.stdout == "True\n"
     last = beats(tmp_path / "out")[-1]
     assert last["reserved_bytes"] >= last["allocated_bytes"] > 0
-
-
-@pytest.mark.parametrize(
-    ("before", "after", "earlier"),
-    [
-        ("step,loss\n1,5.5\n", "step,loss,grad_norm\n1,5.5,\n", None),
-        ("step,loss,grad_norm\n1,5.5,2\n", "step,loss,grad_norm\n1,5.5,2\n", None),
-        ("step,speed\n1,9\n", "step,loss,grad_norm\n", "step,speed\n1,9\n"),
-        ("step,lo", "step,loss,grad_norm\n", "step,lo"),
-        ("", "step,loss,grad_norm\n", None),
-    ],
-)
-def test_a_resumed_run_writes_below_rows_of_the_same_columns(
-    tmp_path: Path, before: str, after: str, earlier: str | None
-) -> None:
-    """An older version of us had fewer of them."""
-    path = tmp_path / "training.csv"
-    path.write_text(before)
-    table = _Table(path, "step,loss,grad_norm")
-    table.write(2, 4.5, None)
-    table.close()
-    assert path.read_text() == f"{after}2,4.5,\n"
-    found = tmp_path / "training.earlier.csv"
-    assert (found.read_text() if found.exists() else None) == earlier

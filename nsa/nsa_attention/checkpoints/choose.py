@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from pickle import UnpicklingError
-from typing import Any, TypeVar
 
-import torch
 import torch.distributed as dist
 
 from ..settings import Settings
@@ -18,8 +15,6 @@ from .folder import COMPLETE, FOLDER, DamagedError, Manifest, checkpoints_in, re
 from .save import influential_settings
 from .shape import differences, dimension_differences, dimensions
 
-T = TypeVar("T")
-
 
 @dataclass(frozen=True, kw_only=True)
 class Start:
@@ -27,7 +22,7 @@ class Start:
 
     step: int = 0  # the last finished step; 0 for a new run
     checkpoint: Path | None = None  # None for a new run
-    manifest: Manifest | None = None  # None for a new run, and for a checkpoint_step<k>.pt of an older version
+    manifest: Manifest | None = None  # None for a new run
     notes: tuple[str, ...] = ()  # human-readable lines about the choice
 
 
@@ -78,30 +73,12 @@ def find_checkpoint(path: Path) -> tuple[Path, Manifest, list[str]]:
     raise CannotRunError("\n".join([f"{folder}: none of {len(candidates)} checkpoints is undamaged", *skipped]))
 
 
-def read_file(path: Path, place: str, take: Callable[[Mapping[str, Any]], T]) -> T:
-    """Load a checkpoint in the old single-file format, and return what `take` extracts from it.
-
-    `place` is the prefix of the error message, such as "--resume ". Raises CannotRunError if the file cannot be read,
-    is not such a checkpoint, or lacks what `take` looks up.
-    """
-    try:
-        # With mmap, only the tensors that `take` uses are read from disk.
-        return take(torch.load(path, map_location="cpu", weights_only=True, mmap=True))
-    except (OSError, RuntimeError, UnpicklingError, LookupError, TypeError, ValueError) as error:
-        raise CannotRunError(
-            f"{place}{path}: not a checkpoint of nsa.train ({type(error).__name__}); give a directory step-<k> of a "
-            "run, or a checkpoint_step<k>.pt of an older run"
-        ) from error
-
-
 class NoCheckpointError(CannotRunError):
     """Raised if a directory contains no finished checkpoint."""
 
 
 def _choose(settings: Settings) -> Start:
     resume = settings.resume
-    if isinstance(resume, Path) and resume.is_file():
-        return _from_file(resume, settings)
     try:
         path, manifest, skipped = find_checkpoint(resume if isinstance(resume, Path) else settings.out_dir)
     except NoCheckpointError as error:
@@ -114,12 +91,6 @@ def _choose(settings: Settings) -> Start:
     notes = [*skipped, f"resuming from {path}, written after step {manifest.step}"]
     notes += differences(manifest.settings, influential_settings(settings))
     return Start(step=manifest.step, checkpoint=path, manifest=manifest, notes=tuple(notes))
-
-
-def _from_file(path: Path, settings: Settings) -> Start:
-    step, saved_dimensions = read_file(path, "--resume ", lambda content: (int(content["step"]), content["dimensions"]))
-    _check_dimensions(path, saved_dimensions, settings)
-    return Start(step=step, checkpoint=path, notes=(f"resuming from {path}, written after step {step}",))
 
 
 def _check_dimensions(path: Path, saved_dimensions: Mapping[str, str], settings: Settings) -> None:

@@ -1,4 +1,4 @@
-"""Loading of checkpoints, including those of older versions.
+"""Loading of checkpoints.
 
 PyTorch's distributed checkpoint library (DCP) pickles its metadata and every value that is not a tensor. This module
 unpickles only the types that a checkpoint needs, so an untrusted checkpoint cannot run code.
@@ -21,11 +21,11 @@ from torch.distributed.checkpoint import load as load_by_dcp
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.planner import ReadItem
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
 from ..config import NSAConfig
 from ..world import CannotRunError, World
-from .choose import Start, find_checkpoint, read_file
+from .choose import Start, find_checkpoint
 from .rank_state import restore_rank_state
 from .save import first_failure
 from .shape import config_of
@@ -41,14 +41,11 @@ def load_checkpoint(
 ) -> list[str]:
     """Restore the training state from a checkpoint, and return messages about what could not be restored.
 
-    The checkpoint may have been saved with a different wrapper or a different number of ranks. A checkpoint_step<k>.pt
-    of an older version has only the model and the optimizer. Raises CannotRunError if the checkpoint cannot be read or
-    does not fit this run.
+    The checkpoint may have been saved with a different wrapper or a different number of ranks. Raises CannotRunError if
+    the checkpoint cannot be read or does not fit this run.
     """
     assert start.checkpoint is not None
-    if start.manifest is None:
-        _load_file(start.checkpoint, model, optimizer)
-        return []
+    assert start.manifest is not None
     weights, moments = get_state_dict(model, optimizer)
     _read(start.checkpoint, {"model": weights, "optimizer": moments}, alone=world.backend is None)
     set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=moments)
@@ -60,11 +57,9 @@ def load_checkpoint(
 def read_weights(path: Path) -> tuple[NSAConfig, Mapping[str, Tensor]]:
     """Return the model configuration and the weights of a checkpoint.
 
-    `path` is a checkpoint, a directory of checkpoints (the latest undamaged checkpoint is used), or a
-    checkpoint_step<k>.pt of an older version. Raises CannotRunError if there is no usable checkpoint.
+    `path` is a checkpoint or a directory of checkpoints (the latest undamaged checkpoint is used). Raises
+    CannotRunError if there is no usable checkpoint.
     """
-    if path.is_file():
-        return read_file(path, "", lambda content: (config_of(content["dimensions"]), content["model"]))
     checkpoint, manifest, _ = find_checkpoint(path)
     try:
         entries = _Reader(checkpoint).read_metadata().state_dict_metadata
@@ -86,12 +81,6 @@ def _read(checkpoint: Path, into: dict[str, Any], *, alone: bool) -> None:
         load_by_dcp(into, storage_reader=_Reader(checkpoint), planner=_Planner(), no_dist=alone)
     except CheckpointException as error:
         raise CannotRunError(f"{checkpoint}: {first_failure(error)}") from error
-
-
-def _load_file(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    weights, moments = read_file(path, "--resume ", lambda content: (content["model"], content["optimizer"]))
-    whole = StateDictOptions(full_state_dict=True)
-    set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=moments, options=whole)
 
 
 class _Planner(DefaultLoadPlanner):

@@ -21,8 +21,6 @@ _IGNORED = (
     "rope_base",
     "softmax_scale",
 )
-# Older checkpoints have `compression` instead of `phi`. Their value `mlp` meant an MLP added to the mean.
-_PHI_OF_COMPRESSION = {"mlp": "mean_mlp", "mean": "mean"}
 
 
 def dimensions(config: NSAConfig) -> dict[str, str]:
@@ -35,7 +33,7 @@ def dimensions(config: NSAConfig) -> dict[str, str]:
 def config_of(saved: Mapping[str, str]) -> NSAConfig:
     """Return a model configuration with the dimensions in `saved` and defaults for all other fields."""
     kinds = {"attention": Attention, "branches": branches, "phi": Compression}
-    fields: dict[str, Any] = {key: kinds.get(key, int)(text) for key, text in _with_phi(saved).items()}
+    fields: dict[str, Any] = {key: kinds.get(key, int)(text) for key, text in saved.items()}
     return NSAConfig(name="saved", compression=fields.pop("phi"), **fields)
 
 
@@ -48,14 +46,6 @@ def differences(saved: Mapping[str, str], wanted: Mapping[str, str]) -> Iterator
 
 def dimension_differences(saved: Mapping[str, str], wanted: Mapping[str, str]) -> Iterator[str]:
     """Yield one phrase for each dimension in which the saved and wanted models differ."""
-    saved = _with_phi(saved)
     for mistake in differences(saved, wanted):
         is_phi = mistake.startswith("saved with phi ")
-        yield f"{mistake}; give --compression {saved['phi']}" if is_phi else mistake
-
-
-def _with_phi(saved: Mapping[str, str]) -> dict[str, str]:
-    renamed = dict(saved)
-    if (older_value := renamed.pop("compression", None)) is not None:
-        renamed["phi"] = _PHI_OF_COMPRESSION.get(older_value, older_value)
-    return renamed
+        yield f"{mistake}; give --compression {saved.get('phi')}" if is_phi else mistake

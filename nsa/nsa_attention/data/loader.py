@@ -149,14 +149,6 @@ class Batches:
             raise CannotRunError("\n".join(mistakes))
         self._go_to(int(state["row"]), dict(state["position"]))
 
-    def skip_steps(self, steps: int) -> None:
-        """Skip the data of `steps` training steps, for a checkpoint without a data position."""
-        rows = steps * self._geometry.rows_of_step
-        if isinstance(self._source, DocumentStream):
-            for _ in range(rows):
-                self._source.next_row()
-        self._go_to(self._row + rows, self._source.position())
-
     def description(self) -> str:
         """Return a short description of the data, such as "documents, packing stream, 2 workers"."""
         kind = {RandomWindows: "random windows", TokenWindows: "token files", DocumentStream: "documents"}[

@@ -306,17 +306,7 @@ def packed_compressed_attention(
     row = _TokenPositions.of(starts, q_1HTD.shape[2])
     first_T = compressed_starts(starts, block_len, block_stride)[row.sequence_T]
     count_T = torch.div(row.position_T + 1 - block_len, block_stride, rounding_mode="floor") + 1
-    spans_T2 = torch.stack((first_T, first_T + count_T.clamp_min(0)), 1)
-    return attend(
-        q_1HTD,
-        k_1GSD,
-        v_1GSE,
-        pattern="spans",
-        lengths=[],
-        kernel=kernel,
-        scale=scale,
-        indices_BGTn=_for_every_group(spans_T2, k_1GSD),
-    )
+    return _attend_to_spans(q_1HTD, k_1GSD, v_1GSE, first_T, first_T + count_T.clamp_min(0), kernel, scale)
 
 
 def packed_sliding_attention(
@@ -326,17 +316,16 @@ def packed_sliding_attention(
     row = _TokenPositions.of(starts, q_1HTD.shape[2])
     token_T = row.begin_T + row.position_T
     window = min(window, q_1HTD.shape[2])  # `starts` may be int32, which cannot represent larger windows
-    spans_T2 = torch.stack((torch.maximum(row.begin_T, token_T - window + 1), token_T + 1), 1)
-    return attend(
-        q_1HTD,
-        k_1GTD,
-        v_1GTE,
-        pattern="spans",
-        lengths=[],
-        kernel=kernel,
-        scale=scale,
-        indices_BGTn=_for_every_group(spans_T2, k_1GTD),
-    )
+    first_T = torch.maximum(row.begin_T, token_T - window + 1)
+    return _attend_to_spans(q_1HTD, k_1GTD, v_1GTE, first_T, token_T + 1, kernel, scale)
+
+
+def _attend_to_spans(
+    q_1HTD: Tensor, k_1GSD: Tensor, v_1GSE: Tensor, first_T: Tensor, stop_T: Tensor, kernel: Kernel, scale: float
+) -> tuple[Tensor, Tensor]:
+    """Return the output and log-sum-exp of attention in which each query sees the keys `first_T` to `stop_T` - 1."""
+    indices = _for_every_group(torch.stack((first_T, stop_T), 1), k_1GSD)
+    return attend(q_1HTD, k_1GSD, v_1GSE, pattern="spans", lengths=[], kernel=kernel, scale=scale, indices_BGTn=indices)
 
 
 def packed_selected_attention(

@@ -125,9 +125,8 @@ class TiledBackend:
         def attend_one_sequence(q: Tensor, k: Tensor, v: Tensor, indices: Tensor) -> OutputAndLse:
             return selected_attention(q, k, v, indices, select_len=select_len, scale=scale, kernel=self.kernel)
 
-        if starts is None:
-            return attend_one_sequence(q, k, v, indices)
-        if self.kernel.name == BlockwiseKernel.name:  # used only for long sequences, so a row has only a few
+        # The blockwise kernel is used only for long sequences, so a row has only a few.
+        if starts is None or self.kernel.name == BlockwiseKernel.name:
             return apply_per_sequence(attend_one_sequence, (q, starts), (k, starts), (v, starts), (indices, starts))
         numbers: dict[str, Any] = {"select_len": select_len, "scale": scale, "kernel": self.kernel}
         return packed_selected_attention(q, k, v, indices, **numbers, starts=starts)

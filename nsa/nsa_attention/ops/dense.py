@@ -32,9 +32,7 @@ class DenseBackend(TiledBackend):
         def attend_one_sequence(q: Tensor, k: Tensor, v: Tensor) -> OutputAndLse:
             return dense(CompletedBlocks(block_len, block_stride), q, k, v, None, scale)
 
-        if starts is None:
-            return attend_one_sequence(q, k, v)
-        blocks = compressed_starts(starts, block_len, block_stride)
+        blocks = None if starts is None else compressed_starts(starts, block_len, block_stride)
         return apply_per_sequence(attend_one_sequence, (q, starts), (k, blocks), (v, blocks))
 
     def attend_selected(
@@ -43,8 +41,6 @@ class DenseBackend(TiledBackend):
         def attend_one_sequence(q: Tensor, k: Tensor, v: Tensor, indices: Tensor) -> OutputAndLse:
             return dense(SelectedBlocks(select_len), q, k, v, indices, scale)
 
-        if starts is None:
-            return attend_one_sequence(q, k, v, indices)
         return apply_per_sequence(attend_one_sequence, (q, starts), (k, starts), (v, starts), (indices, starts))
 
     def attend_sliding(
@@ -53,11 +49,7 @@ class DenseBackend(TiledBackend):
         def attend_one_sequence(q: Tensor, k: Tensor, v: Tensor) -> OutputAndLse:
             return dense(LastTokens(window), q, k, v, None, scale)
 
-        return (
-            attend_one_sequence(q, k, v)
-            if starts is None
-            else apply_per_sequence(attend_one_sequence, (q, starts), (k, starts), (v, starts))
-        )
+        return apply_per_sequence(attend_one_sequence, (q, starts), (k, starts), (v, starts))
 
 
 def dense(

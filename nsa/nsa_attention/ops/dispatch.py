@@ -142,7 +142,7 @@ def implementation_for_sliding(
 class CombinedOperator(NamedTuple):
     """An operator for all three branches and their gated sum."""
 
-    attend: Callable[..., tuple[Tensor, Tensor, tuple[Tensor, ...]]]  # ops/fused: gated_attention_results
+    attend: Callable[..., tuple[Tensor, Tensor, tuple[Tensor, ...]]]  # ops/fused/gated_attention.py
     sum: Callable[[Sequence[Tensor], Tensor], Tensor]  # the gated sum of the branch outputs, without gradients
     used: UsedImplementation
 
@@ -161,9 +161,7 @@ def combined_operator(
         _, used = implementation_for(requested, q_BHTD, *pair)
         if used.name != "triton":
             return None
-    return CombinedOperator(
-        _fused_module("gated_attention").gated_attention_results, _fused_module("mix").weighted_sum, used
-    )
+    return CombinedOperator(_fused_module("gated_attention").gated_attention, _fused_module("mix").weighted_sum, used)
 
 
 def require_implementation(requested: Implementation, config: LayerConfig) -> None:

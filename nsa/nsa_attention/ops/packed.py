@@ -76,13 +76,15 @@ def _cumulative_starts(counts: Tensor, starts: Tensor) -> Tensor:
 
 
 def apply_per_sequence(
-    operation: Callable[..., tuple[Tensor, ...]], *packed_tensors: tuple[Tensor, Tensor]
+    operation: Callable[..., tuple[Tensor, ...]], *packed_tensors: tuple[Tensor, Tensor | None]
 ) -> tuple[Any, ...]:
     """Apply `operation` to each sequence separately, and concatenate the results along dimension 2.
 
-    `packed_tensors` are pairs of a tensor [1, *, rows, *] and the starts that split its rows. Reads the starts from the
-    device.
+    `packed_tensors` are pairs of a tensor [1, *, rows, *] and the starts that split its rows, or None for rows that are
+    not packed. Reads the starts from the device.
     """
-    parts = [tensor.split(starts.diff().tolist(), 2) for tensor, starts in packed_tensors]
+    if packed_tensors[0][1] is None:
+        return operation(*(tensor for tensor, _ in packed_tensors))
+    parts = [tensor.split(starts.diff().tolist(), 2) for tensor, starts in packed_tensors if starts is not None]
     results = [operation(*sequence) for sequence in zip(*parts, strict=True) if sequence[0].shape[2]]
     return tuple(torch.cat(tensors, 2) for tensors in zip(*results, strict=True))

@@ -32,8 +32,6 @@ class PerTokenLoop:
         def attend_one_sequence(q: Tensor, k: Tensor, v: Tensor, indices: Tensor) -> tuple[Tensor]:
             return (per_token(q, k, v, indices, select_len=select_len, scale=scale),)
 
-        if starts is None:
-            return attend_one_sequence(q, k, v, indices)[0], None
         (output,) = apply_per_sequence(attend_one_sequence, (q, starts), (k, starts), (v, starts), (indices, starts))
         return output, None
 

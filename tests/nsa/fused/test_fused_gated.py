@@ -87,7 +87,7 @@ def of_any_sign(shape: tuple[int, ...]) -> Tensor:
 
 
 def at_once(of: Inputs) -> Tensor:
-    return gated_attention(of.q, of.pairs, of.gates, SELECTION, window=WINDOW, starts=of.starts)
+    return gated_attention(of.q, of.pairs, of.gates, SELECTION, window=WINDOW, starts=of.starts)[0]
 
 
 def public(of: Inputs, implementation: Implementation) -> Tensor:

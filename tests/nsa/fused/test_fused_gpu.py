@@ -123,7 +123,7 @@ def all_at_once(problem: Problem) -> None:
         q, k_blocks, v_blocks, k, v, k_last, v_last, weights = leaves
         if at_once:
             pairs = ((k_blocks, v_blocks), (k, v), (k_last, v_last))
-            output = gated_attention(q, pairs, weights, selection, window=shape.window)
+            output = gated_attention(q, pairs, weights, selection, window=shape.window)[0]
         else:
             first, _ = plain.attend_compressed(q, k_blocks, v_blocks, **lengths, scale=scale)
             second, _ = plain.attend_selected(q, k, v, indices, select_len=shape.select_len, scale=scale)

@@ -86,7 +86,7 @@ def step(way: str, rows: int, tokens: int, width: int, dtype: torch.dtype, start
 def at_once(
     q: Tensor, pairs: Sequence[tuple[Tensor, Tensor]], gates: Tensor, selection: Selection, starts: Tensor | None
 ) -> Tensor:
-    return gated_attention(q, pairs, gates, selection, window=WINDOW, starts=starts)
+    return gated_attention(q, pairs, gates, selection, window=WINDOW, starts=starts)[0]
 
 
 def apart(

@@ -50,22 +50,6 @@ def gated_attention(
     *,
     window: int,
     starts: Tensor | None = None,
-) -> Tensor:
-    """Return the output [B, T, H, E] of native sparse attention: the gated sum of its three branches.
-
-    Raises the same errors as `gated_attention_results`.
-    """
-    return gated_attention_results(q_BHTD, pairs, gates_cBHT, selection, window=window, starts=starts)[0]
-
-
-def gated_attention_results(
-    q_BHTD: Tensor,
-    pairs: Sequence[tuple[Tensor, Tensor]],
-    gates_cBHT: Tensor,
-    selection: Selection,
-    *,
-    window: int,
-    starts: Tensor | None = None,
     memo_number: Tensor | None = None,
     indices_BGTn: Tensor | None = None,
     sliding_sources: Sequence[Tensor] = (),
