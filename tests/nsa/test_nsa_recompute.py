@@ -94,7 +94,7 @@ def test_a_layer_takes_the_place_of_any_module() -> None:
     assert torch.equal(call_linear(replaced, x, None), call_linear(module, x, origin_of(x, torch.clone, x)))
 
 
-@pytest.mark.parametrize("part", ["out_proj", "gate_mlp.hidden", "cmp.k_blocks.hidden", "win.v_proj"])
+@pytest.mark.parametrize("part", ["out_proj", "gate_mlp.hidden", "cmp.k_proj", "cmp.k_blocks.hidden", "win.v_proj"])
 def test_a_part_of_a_layer_may_be_replaced(tiny: NSAConfig, part: str) -> None:
     """As adapters for fine-tuning do: the module around the original one changes its output."""
     torch.manual_seed(0)
