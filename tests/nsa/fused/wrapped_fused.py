@@ -30,7 +30,7 @@ def distance(world: World, *options: str) -> float:
     settings = replace(read_settings(("--layers", "1", *options), {}), dtype="float64")
     shape = replace(settings.model, dim=16, heads=2, groups=1, d_k=4, d_v=4, block_len=4, block_stride=2, select_len=4)
     plain = replace(settings, model=replace(shape, select_count=3, window=5, vocab=11), impl=Implementation.EAGER)
-    tokens = torch.randint(11, (world.size * MICRO_BATCHES, 14), generator=torch.Generator().manual_seed(7))
+    tokens = torch.randint(11, (world.size * MICRO_BATCHES, 18), generator=torch.Generator().manual_seed(7))
     expected, _ = joint(plain, torch.float64, tokens)
     found = wrapped(replace(plain, impl=Implementation.TRITON), world, torch.float64, tokens, None)
     largest = max(float(gradient.abs().max()) for gradient in expected.values())
