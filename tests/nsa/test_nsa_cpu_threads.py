@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 import torch
 from torch import Tensor
 
+from nsa_attention.attention import NSAttention
 from nsa_attention.ops.attend import compressed_attention, selected_attention, sliding_attention
 from nsa_attention.ops.cpu_threads import run_in_threads, split_work
 from nsa_attention.ops.kernels import KERNELS
@@ -96,3 +98,24 @@ def test_every_branch_computes_on_three_cores_what_it_computes_on_one(
     for one, many, repeated in zip(alone, together, again, strict=True):
         torch.testing.assert_close(many, one, rtol=0, atol=1e-12)
         assert torch.equal(many, repeated)
+
+
+@pytest.mark.usefixtures("three_cores")
+def test_pieces_may_change_tensors_of_inference_mode() -> None:
+    with torch.inference_mode():
+        result = torch.zeros(2)
+
+        def write(row: int) -> None:
+            result[row] = row + 1
+
+        run_in_threads([partial(write, row) for row in range(2)])
+    assert result.tolist() == [1, 2]
+
+
+@pytest.mark.usefixtures("three_cores")
+def test_a_layer_computes_in_inference_mode_what_it_computes_without_gradients() -> None:
+    layer, x = NSAttention(32, 4, 2, block_size=16, block_count=4, window=32), torch.randn(1, 64, 32)
+    with torch.no_grad():
+        expected = layer(x)
+    with torch.inference_mode():
+        assert torch.equal(layer(x), expected)

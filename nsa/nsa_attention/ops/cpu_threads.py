@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import pairwise, product
 from typing import TypeVar
 
@@ -22,11 +23,13 @@ def run_in_threads(pieces: Sequence[Callable[[], _T]]) -> list[_T]:
     cores = torch.get_num_threads()
     if cores == 1 or len(pieces) < 2:
         return [piece() for piece in pieces]
+    # Inference mode is thread-local too: without it, a new thread could not change tensors of inference mode.
+    run = partial(_run_single_threaded, inference=torch.is_inference_mode_enabled())
     first, *others = pieces
     try:
         with ThreadPoolExecutor(min(cores - 1, len(others)), thread_name_prefix="nsa-core") as pool:
-            futures = [pool.submit(_run_single_threaded, piece) for piece in others]
-            return [_run_single_threaded(first), *(future.result() for future in futures)]
+            futures = [pool.submit(run, piece) for piece in others]
+            return [run(first), *(future.result() for future in futures)]
     finally:
         # The thread count is thread-local, but new threads of torch start with the value that was set last.
         torch.set_num_threads(cores)
@@ -47,7 +50,8 @@ def _even_slices(length: int, count: int) -> list[slice]:
     return [slice(*cut) for cut in pairwise(length * number // count for number in range(count + 1))]
 
 
-def _run_single_threaded(piece: Callable[[], _T]) -> _T:
+def _run_single_threaded(piece: Callable[[], _T], *, inference: bool) -> _T:
     torch.set_num_threads(1)
-    with torch.no_grad():  # gradient mode is thread-local: without this, a new thread would record a graph
+    # Gradient mode is thread-local: without no_grad, a new thread would record a graph.
+    with torch.inference_mode(inference), torch.no_grad():
         return piece()
