@@ -36,6 +36,7 @@ class World:
     size: int
     device: torch.device
     backend: str | None  # None: no process group, one process on its own
+    local_size: int = 1  # number of ranks on this node; 1 if the launcher does not set LOCAL_WORLD_SIZE
 
     @property
     def is_first(self) -> bool:
@@ -101,12 +102,25 @@ def join_ranks(device: str, backend: str, *, needs_group: bool) -> Iterator[Worl
     try:
         bound_device = rank_device if group_backend == "nccl" else None
         dist.init_process_group(group_backend, store=store, rank=rank, world_size=size, device_id=bound_device)
-        yield World(rank=rank, local_rank=local_rank, size=size, device=rank_device, backend=group_backend)
+        yield World(
+            rank=rank,
+            local_rank=local_rank,
+            size=size,
+            device=rank_device,
+            backend=group_backend,
+            local_size=_local_size(local_rank, size),
+        )
     finally:
         if dist.is_initialized():
             _left_groups[:] = [dist.group.WORLD]
             dist.destroy_process_group()
         gc.collect()
+
+
+def _local_size(local_rank: int, size: int) -> int:
+    text = os.environ.get("LOCAL_WORLD_SIZE", "")
+    local_size = int(text) if text.isdecimal() else 1
+    return local_size if local_rank < local_size <= size else 1
 
 
 def _device(requested: str, local_rank: int) -> torch.device:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..config import Attention
+from ..observe import say
 from ..settings import Settings
 from ..values import Data, Packing
 from ..world import MAX_COMPARED, CannotRunError, World
@@ -80,6 +81,7 @@ class Batches:
         self.last_fetch_s = 0.0
         self.fetch_s = 0.0  # total over all batches
         self.fetches = 0
+        self._says_missed = False
 
     @property
     def workers(self) -> int:
@@ -193,6 +195,9 @@ class Batches:
         if isinstance(self._source, DocumentStream):
             first = self._world.rank * self._settings.batch
             rows = [self._source.next_row() for _ in range(self._geometry.rows_of_micro_batch)]
+            if self._source.missed is not None and not self._says_missed:
+                self._says_missed = True
+                say(f"[DATA] rank={self._world.rank} reads blocks of another rank itself: {self._source.missed}")
             return self._collate(rows[first : first + self._settings.batch])
         if self._prefetch is None:
             row_ranges = self._micro_batches(self._row)
@@ -258,6 +263,8 @@ class Batches:
             length=model.seq_len,
             seed=settings.seed,
             workers=self.workers,
+            local_rank=self._world.local_rank,
+            local_size=self._world.local_size,
         )
 
     def _draws_windows(self) -> bool:
