@@ -321,7 +321,9 @@ def section() -> list[str]:
             become impossible. Rounds 11 and 12 have 50 programs each, which all ran once; in half of the programs with
             a fault, the fix is far from the wait. The three wrong proofs of round 12 (a number that counts the
             parameters of a rank, the name of a rank's own file, and the length of a list that a function of the program
-            returns) are no proofs of an origin any more.
+            returns) are no proofs of an origin any more. Rounds 13 and 14 have 26 programs each. They ran after the
+            ranking had been extended with rounds 9 to 12 in view. Afterwards, two rules were added in view of their
+            recordings: data that were dealt out by rank and then filtered, and loops over the result of a function.
             """
         ),
         "",
