@@ -750,6 +750,45 @@ def test_the_rank_that_changed_its_payload_is_blamed_and_not_the_one_that_gloo_e
     ]
 
 
+def beside_backward(
+    *,
+    tid: int = 300,
+    kind: str = "backward",
+    left_s: float | None = None,
+    lines: tuple[str, ...] = ("Received data size doesn't match expected size",),
+) -> Evidence:
+    """Each rank calls all_reduce in a thread while its main thread is in `kind`; gloo ends rank 0."""
+    boards = [
+        board(
+            mark(kind, "cross.0", at_s=3.1), mark("collective", "all_reduce", tid=tid, at_s=3.0),
+            rank=rank, calls=(call(8, step=7, left_s=left_s if rank == 0 else 3.2, tid=tid),),
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    victim = rank_evidence(0, status_file=boards[0], exit=ended(0, -6), error_lines=lines)
+    lost = raised(1, message="Connection reset by peer")
+    return evidence(victim, rank_evidence(1, status_file=boards[1], exit=ended(1, 1), exception=lost))
+
+
+def test_a_thread_that_shares_a_group_with_a_backward_pass_is_named() -> None:
+    found = main(beside_backward())
+    assert (found.code, found.ranks, found.place, found.confidence) == (
+        "collective_order_mismatch",
+        (0, 1),
+        line(37),
+        LIKELY,
+    )
+    assert (found.facts["variant"], found.facts["module"]) == ("two_threads", "cross.0")
+    assert found.advice.startswith("Give the thread a process group of its own")
+
+
+@pytest.mark.parametrize("changes", [{"tid": 100}, {"kind": "forward"}, {"left_s": 3.05}, {"lines": ()}])
+def test_a_thread_is_not_named_if_its_call_has_ended_or_the_main_thread_reduces_nothing(
+    changes: dict[str, Any],
+) -> None:
+    assert main(beside_backward(**changes)).facts.get("variant") != "two_threads"
+
+
 def test_below_python_the_recorder_shows_the_mismatch_and_leaves_open_who_is_wrong() -> None:
     found = main(hung(calling(), calling(), collectives=[[entered(9)], [entered(9, sizes=((6,),))]]))
     assert (found.code, found.ranks, found.confidence) == ("shape_mismatch", (0, 1), OPEN)

@@ -157,6 +157,7 @@ RULES: Mapping[RulePhase, tuple[Rule, ...]] = {
         recomputation.recomputed_collective,
         calls_differ.cross_group_deadlock,
         calls_differ.calls_differ,
+        calls_differ.calls_of_two_threads,
     ),
     RulePhase.WAITS_BY_ITSELF: (
         host_waits.stopped_process,

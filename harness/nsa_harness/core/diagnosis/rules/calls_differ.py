@@ -45,7 +45,7 @@ from nsa_harness.core.evidence.evidence import Ending, Frame, Stack
 from nsa_harness.core.evidence.stacks import is_library
 from nsa_harness.core.report import CollectiveRef, Fact, Facts, Place, Status
 from nsa_harness.core.source_code.excerpt import Branch
-from nsa_harness.core.verdict.verdict import FailureKind
+from nsa_harness.core.verdict.verdict import FailureKind, received_other_collective
 from nsa_harness.core.verdict.wait import WaitKind
 
 _CALL_KINDS = (Kind.MISSING, Kind.EXTRA, Kind.ORDER, Kind.COUNT)
@@ -313,6 +313,46 @@ def _fewer_calls_before_exit(context: DiagnosisContext) -> Explanation | None:
     reason = Reason(ranks=(first.rank,))
     cause = _cause_of(difference, reason, is_under_rank=False)
     return _explain(context, difference, reason, cause, positions, is_certain=False)
+
+
+def calls_of_two_threads(context: DiagnosisContext) -> Explanation | None:
+    """Explain an abort by gloo if a thread of the rank made a collective while its main thread was in a backward pass.
+
+    DDP and FSDP make collectives in a backward pass. The order in which two threads make theirs is left to chance, so
+    the ranks match calls that do not belong together.
+    """
+    for rank in context.evidence.ranks:
+        status_file = rank.status_file
+        if status_file is None or not received_other_collective(rank):
+            continue
+        main = [event for event in status_file.events if event.tid == status_file.pid]
+        own = [call for call in status_file.calls if call.left_s is None and call.tid not in (None, status_file.pid)]
+        if own and main and main[0].kind == "backward":
+            call = own[-1]
+            return Explanation(
+                cause=Cause.COLLECTIVE_ORDER_MISMATCH,
+                evidence=EvidenceKind.PART,
+                facts={
+                    "variant": "two_threads",
+                    "rank": rank.rank,
+                    "own_call": {"op": call.op, "number": call.number, "group": call.group, "line": call.place},
+                    "module": main[0].name,
+                },
+                ranks=_ranks_with_thread_calls(context, call.place),
+                place=call.place,
+                step=call.step,
+                proof=tuple(path for path in ledger_proof(context, rank.rank)),
+            )
+    return None
+
+
+def _ranks_with_thread_calls(context: DiagnosisContext, place: Place | None) -> tuple[int, ...]:
+    """Return the ranks that made a call from this line in another thread than the main thread."""
+    return tuple(
+        rank
+        for rank, status_file in sorted(context.status_files.items())
+        if any(call.place == place and call.tid not in (None, status_file.pid) for call in status_file.calls)
+    )
 
 
 # The functions below build the explanation: its facts, its place and its open questions.
