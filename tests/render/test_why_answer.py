@@ -154,3 +154,21 @@ def test_the_finding_of_a_recorded_rerun_names_the_origin() -> None:
     assert (finding.place, finding.ranks, finding.facts["kind"]) == (COUNTER.place, (2,), "missing_reduction")
     assert finding.claim.startswith("train.py:52 takes `self.bad` from this rank's own data")
     assert texts.finding_of(replace(EXPLANATION, candidates=()), ()) is None
+
+
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_ranks_that_part_in_a_call_are_not_said_to_go_different_ways(goes_on: bool) -> None:
+    """A call with different roots, for example, which no rank finishes, or after which all ranks are at one line."""
+    ways = (
+        ((0, 1), line(70, "save(model)") if goes_on else None),
+        ((2,), line(70, "save(model)") if goes_on else None),
+    )
+    assert EXPLANATION.division is not None
+    explanation = replace(EXPLANATION, division=replace(EXPLANATION.division, ways=ways))
+    origin = explanation.candidates[0]
+    namer = texts.namer_of(texts.places_of(explanation))
+    said = list(texts.sentences(explanation, origin, namer))
+    assert "The ranks part at line 61, `self.bad >= self.patience`." in said
+    rows = [row for *_, row in texts.path_rows(explanation, origin, namer)]
+    assert "the ranks part here" in rows
+    assert not any("sends" in text for text in (*said, *rows))

@@ -182,11 +182,20 @@ def groups_of(pairs: Sequence[tuple[int, str]]) -> list[tuple[tuple[int, ...], s
 
 
 def _division_text(division: Division, origin: Candidate, namer: Namer) -> str:
-    where = f"Line {division.place.line}" if division.place.file == origin.place.file else namer(division.place)
+    is_same_file = division.place.file == origin.place.file
+    where = f"Line {division.place.line}" if is_same_file else namer(division.place)
+    if not has_ways(division):
+        code = f", `{shorten(division.condition, 80)}`" if division.condition else ""
+        return f"The ranks part at {where[0].lower() + where[1:] if is_same_file else where}{code}."
     condition = f", `{shorten(division.condition, 80)}`," if division.condition else ""
     deciding = [one for one in division.values if one.name != origin.name and len({text for _, text in one.values}) > 1]
     because = f", because `{deciding[0].name}` is {values_text(deciding[0])}" if deciding else ""
     return f"{where}{condition} then sends {ways_text(division, namer)}{because}."
+
+
+def has_ways(division: Division) -> bool:
+    """Return whether the ranks go to different lines after a division. After a call that differs, they may not."""
+    return len({place for _, place in division.ways}) > 1
 
 
 def ways_text(division: Division, namer: Namer) -> str:
@@ -250,7 +259,8 @@ def path_rows(explanation: Explanation, origin: Candidate, namer: Namer) -> Iter
             yield namer(place), statement(place), f"sets {name}" if name else ""
     division = explanation.division
     if division is not None and not _is_same_line(division.place, origin.place):
-        yield namer(division.place), statement(division.place), f"sends {ways_text(division, namer)}"
+        ways = f"sends {ways_text(division, namer)}" if has_ways(division) else "the ranks part here"
+        yield namer(division.place), statement(division.place), ways
     for members, end, operation in explanation.ends:
         if end is not None:
             waits = f"{ranks(members)} {verb_for('waits' if operation else 'stops', members)} here"
