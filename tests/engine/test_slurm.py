@@ -285,7 +285,7 @@ def test_why_and_verify_submit_jobs_with_the_options_of_the_failed_job(directory
     latest = directory / "reports" / "latest"
     failed = latest.resolve()
     for command, file, text in (
-        (["why", str(failed), "--budget", "1runs"], "early", "ANSWER value that depends on the rank at early.py:"),
+        (["why", str(failed), "--budget", "1runs"], "early", "ANSWER  value that depends on the rank at early.py:"),
         (["run", "--verify", str(failed)], "early", "NOT FIXED"),
     ):
         result = subprocess.run(
