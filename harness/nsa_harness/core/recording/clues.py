@@ -21,7 +21,8 @@ class Clue(Enum):
 
     The second pair of numbers counts only programs whose first line was wrong. They were counted in the 132 failing
     programs of the rounds 1 to 8. A line is right if a fix touches one within 2 lines of it. BEGINS, BEGINS_BY_RANK,
-    SEEDED and ROLE_COMMUNICATES are newer: they were counted in 66 failing programs of the rounds 9 to 12.
+    SEEDED and ROLE_COMMUNICATES are newer: they were counted in 66 failing programs of the rounds 9 to 12, and DEALT in
+    the same programs and one of round 13.
     """
 
     CHILD = (

@@ -327,7 +327,7 @@ def calls_of_two_threads(context: DiagnosisContext) -> Explanation | None:
             continue
         main = [event for event in status_file.events if event.tid == status_file.pid]
         own = [call for call in status_file.calls if call.left_s is None and call.tid not in (None, status_file.pid)]
-        if own and main and main[0].kind == "backward":
+        if own and main and main[0].kind == "backward":  # its latest event
             call = own[-1]
             return Explanation(
                 cause=Cause.COLLECTIVE_ORDER_MISMATCH,
@@ -341,7 +341,7 @@ def calls_of_two_threads(context: DiagnosisContext) -> Explanation | None:
                 ranks=_ranks_with_thread_calls(context, call.place),
                 place=call.place,
                 step=call.step,
-                proof=tuple(path for path in ledger_proof(context, rank.rank)),
+                proof=tuple(ledger_proof(context, rank.rank)),
             )
     return None
 
