@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from .branches import AttentionBranch, CompressedBranch, GateMLP, Pair, SelectedBranch, SlidingBranch
-from .config import Branch, Compression, Implementation, LayerConfig, layer_mistakes
+from .config import ALL_BRANCHES, Branch, Compression, Implementation, LayerConfig, layer_mistakes
 from .kv_cache import KVCache, attend_with_cache, new_cache
 from .ops.dispatch import (
     PLAIN_SUM,
@@ -226,7 +226,7 @@ class NSAttention(nn.Module):
 
         Keys are not rotated, because the compressed branch rotates whole blocks (`AttentionBranch.prepare`).
         """
-        parts = {branch: self.branch(branch) for branch in Branch if branch in self.config.branches}
+        parts = {branch: self.branch(branch) for branch in ALL_BRANCHES if branch in self.config.branches}
         (query_product,), *products = project_together(
             x, [[self.q_proj], *([part.k_proj, part.v_proj] for part in parts.values())]
         )
@@ -246,7 +246,7 @@ class NSAttention(nn.Module):
         context: TokenContext,
     ) -> Tensor | None:
         """Return the output of the layer, computed with one operator for all branches, or None if there is none."""
-        if len(pairs) < len(Branch) or not x.numel() or self._has_observed_branches():
+        if len(pairs) < len(ALL_BRANCHES) or not x.numel() or self._has_observed_branches():
             return None
         operator = combined_operator(self.implementation, q_BHTD, *pairs.values())
         if operator is None:

@@ -22,6 +22,7 @@ from .table_cache import cached_table
 
 _FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 _KEYS_AND_VALUES = "[B, T, G, D]"
+_IMPLEMENTATIONS = tuple(map(str, Implementation))  # torch.compile of torch 2.11 cannot trace an enumeration
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,8 +106,8 @@ def _number_problems(lengths: Lengths, scale: float | None, implementation: str)
         )
     if scale is not None and not math.isfinite(scale):
         problems.append(f"scale: expected a finite number, got {scale}")
-    if implementation not in list(Implementation):
-        problems.append(f"implementation: expected {', '.join(Implementation)}, got {implementation!r}")
+    if implementation not in _IMPLEMENTATIONS:
+        problems.append(f"implementation: expected {', '.join(_IMPLEMENTATIONS)}, got {implementation!r}")
     return problems
 
 

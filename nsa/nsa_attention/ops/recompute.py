@@ -24,6 +24,9 @@ from torch.nn import functional
 from .kernels import autocast_disabled
 from .rotary import rotate
 
+# torch.compile of torch 2.11 cannot trace `is_autocast_available`.
+_AUTOCAST_DEVICES = tuple(filter(torch.amp.is_autocast_available, ("cpu", "cuda", "xpu", "mps", "hpu", "mtia")))
+
 
 class Origin(NamedTuple):
     """The computation of a tensor: `function(*sources)` returns `tensor`, except for rounding."""
@@ -94,8 +97,7 @@ def in_autocast_dtype(x: Tensor) -> Tensor:
 
 
 def _is_autocast_enabled(x: Tensor) -> bool:
-    device = x.device.type
-    return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+    return x.device.type in _AUTOCAST_DEVICES and torch.is_autocast_enabled(x.device.type)
 
 
 class _Linear(torch.autograd.Function):
