@@ -25,7 +25,7 @@ from ..world import CannotRunError
 FOLDER = "checkpoint"
 COMPLETE = "complete.json"
 # The format of a checkpoint. In every format, complete.json is {"manifest": {"format": ...}, "sha256": ...}, so that an
-# older version of this package can tell a newer format from damage.
+# older version of this package can distinguish a newer format from a damaged file.
 _FORMAT = 1
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _NAME = re.compile(r"step-(\d+)")
@@ -107,9 +107,9 @@ def write_durably(path: Path, text: str) -> None:
 
 @contextmanager
 def lack_of_space_named(path: Path, size_bytes: int | None = None) -> Iterator[None]:
-    """Raise an OSError that names `path` and the numbers of bytes if the `with` block fails for lack of disk space.
+    """Raise an OSError that names `path` and the free space if the `with` block fails because the disk is full.
 
-    `size_bytes` is the number of bytes that the block writes, if it is known.
+    `size_bytes` is the number of bytes that the block writes, or None if it is not known.
     """
     free_bytes = shutil.disk_usage(path.parent).free
     try:
@@ -128,8 +128,8 @@ def lack_of_space_named(path: Path, size_bytes: int | None = None) -> Iterator[N
 def verify(checkpoint: Path) -> Manifest:
     """Check all files of a checkpoint against its manifest, and return the manifest.
 
-    Raises DamagedError if a file is missing or has changed, or if the manifest cannot be used, and CannotRunError if
-    the checkpoint has another format.
+    Raises DamagedError if a file is missing or has changed, or if the manifest is damaged, and CannotRunError if this
+    version of the package does not support the format of the checkpoint.
     """
     manifest = manifest_of(checkpoint)
     for name, expected in manifest.files.items():
@@ -148,7 +148,7 @@ def verify(checkpoint: Path) -> Manifest:
 def manifest_of(checkpoint: Path) -> Manifest:
     """Return the manifest of a checkpoint, without checking the files it lists.
 
-    Raises DamagedError if the manifest cannot be used, and CannotRunError if the checkpoint has another format.
+    Raises DamagedError if the manifest is missing or damaged, and CannotRunError if its format is not supported.
     """
     try:
         text = (checkpoint / COMPLETE).read_text(encoding="utf-8")
@@ -222,7 +222,7 @@ def _entries(folder: Path) -> Iterable[Path]:
 
 
 def _remove(checkpoint: Path) -> None:
-    """Delete a checkpoint in such a way that no other process sees it half-deleted."""
+    """Rename a checkpoint and then delete it, so that no other process finds a partly deleted checkpoint."""
     removing = checkpoint.with_name(checkpoint.name + _REMOVING)
     shutil.rmtree(removing, ignore_errors=True)
     checkpoint.rename(removing)

@@ -76,7 +76,7 @@ def read_weights(path: Path) -> tuple[NSAConfig, Mapping[str, Tensor]]:
 
 
 def _read(checkpoint: Path, into: dict[str, Any], *, alone: bool) -> None:
-    """Load this rank's part of a checkpoint into the state dict `into`, without any communication if `alone`."""
+    """Load this rank's part of a checkpoint into the state dict `into`. If `alone`, no other rank takes part."""
     try:
         load_by_dcp(into, storage_reader=_Reader(checkpoint), planner=_Planner(), no_dist=alone)
     except CheckpointException as error:

@@ -1,4 +1,4 @@
-"""Removal of repeated steps from the CSV files of a resumed run."""
+"""Removal of rows that a resumed run will write again from its CSV files."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def influential_settings(settings: Settings) -> dict[str, str]:
 
 @dataclass(frozen=True, kw_only=True)
 class _Content:
-    """The data that this rank writes to a checkpoint, copied to memory."""
+    """The data that this rank writes to a checkpoint."""
 
     step: int
     tensors: dict[str, Any]
@@ -62,8 +62,8 @@ class _Content:
 def open_saver(settings: Settings, world: World, done: int) -> Iterator[Saver]:
     """Yield a checkpoint writer, and close it at the end of the `with` block.
 
-    `done` is the number of steps finished so far. If the block raises, its exception is propagated, and an error of the
-    last checkpoint is ignored.
+    `done` is the number of steps finished so far. If the block raises, its exception is propagated, and an error while
+    the last checkpoint is written is ignored.
     """
     saver = Saver(settings, world, done)
     try:
@@ -101,7 +101,7 @@ class Saver:
         """Write the checkpoint of `step`.
 
         Return when the checkpoint is complete. With `--async-checkpoint`, return as soon as the tensors are copied, so
-        that model and optimizer may change.
+        that the next training step may start.
         """
         # Imported late, because runs without checkpoints do not need it and it takes nearly a second to load.
         from torch.distributed.checkpoint.state_dict import get_state_dict
@@ -125,9 +125,9 @@ class Saver:
         )
 
     def check(self) -> None:
-        """Raise CannotRunError if the checkpoint in the background has failed.
+        """Raise CannotRunError if writing a checkpoint in the background has failed.
 
-        Every rank must call this method after each step. Nothing happens until all ranks have stopped writing, so that
+        Every rank must call this method after each step. Nothing happens until all ranks have finished writing, so that
         every rank raises the error after the same step.
         """
         if self._in_flight is None:
@@ -218,7 +218,7 @@ class Saver:
             keep_newest(self._folder, self._settings.keep_last)
 
     def _on_all_ranks(self, action: Callable[[], T]) -> list[T]:
-        """Call `action`, and return its results from all ranks. Every rank must call this method."""
+        """Call `action`, and return the results of all ranks. Every rank must call this method."""
         mine, failure = None, None
         try:
             mine = action()
@@ -234,7 +234,7 @@ class Saver:
 
 
 def first_failure(error: BaseException) -> str:
-    """Return the message of `error`, without a traceback. If several ranks failed, only the first is reported."""
+    """Return the message of `error`, without a traceback. If several ranks failed, only the first is named."""
     failures = getattr(error, "failures", {})
     return "; ".join(f"rank {rank}: {failure}" for rank, (failure, _) in sorted(failures.items())[:1]) or str(error)
 

@@ -1,4 +1,4 @@
-"""The data loader of one rank. All ranks share a single order of rows."""
+"""The data loader of one rank. All ranks take their rows from one common order."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ class Batch(NamedTuple):
     """A batch on the device: input tokens and target tokens, both of shape [B, T].
 
     The target of a token is the next token of the same document. With packing `documents`, the target after the last
-    token of a document is IGNORED. So are all targets of a row that could not be read.
+    token of a document is IGNORED. If a row could not be read, all its targets are IGNORED.
     """
 
     tokens: Tensor
     targets: Tensor
     lengths: tuple[int, ...] | None  # document lengths of all rows in order; None if each row is one sequence
-    counted: int  # number of targets that are not IGNORED, so that no device synchronization is needed
+    counted: int  # number of targets that are not IGNORED, counted on the CPU to avoid a device synchronization
 
 
 class _HostBatch(NamedTuple):
@@ -60,7 +60,7 @@ class _HostBatch(NamedTuple):
 
 
 class Batches:
-    """The data loader of one rank. Creating it raises CannotRunError if the data cannot be used.
+    """The data loader of one rank. The constructor raises CannotRunError if the data cannot be used.
 
     All ranks share one order of rows. Each micro-batch takes the next rows of this order: first those of rank 0, then
     those of rank 1, and so on. Call `close` at the end, because the loader may have started threads.
@@ -85,13 +85,13 @@ class Batches:
 
     @property
     def workers(self) -> int:
-        """Return the number of prefetching threads, or 0 if all data is in memory."""
+        """Return the number of prefetching threads. The default is 0 if all data is in memory."""
         if self._settings.workers is not None:
             return self._settings.workers
         return 0 if self._draws_windows() else WORKERS
 
     def wait_for_first(self) -> float:
-        """Load the first batch in advance, and return the time this took in seconds."""
+        """Load the batch that the first `fetch` will return, and return the loading time in seconds."""
         started_s = time.perf_counter()
         if self._first is None:
             self._first = self._next()
@@ -118,10 +118,10 @@ class Batches:
         return {"version": VERSION, **self._identity(), "row": self._row, "position": dict(self._position)}
 
     def position_digest(self) -> int:
-        """Return a hash of the position in the data and of the list of files, used to compare ranks.
+        """Return a hash of the position in the data and of the list of files, which must be equal on all ranks.
 
-        The hash is equal on all ranks unless a rank has skipped data that another rank could read. It also depends on
-        the number of rows so far: ranks that differ have the same hash in one of MAX_COMPARED steps, not in all steps.
+        The hashes differ if a rank has skipped data that another rank could read. They are equal by chance in one of
+        MAX_COMPARED steps. The number of rows is part of the hash, so that such a collision lasts only one step.
         """
         state = repr((self._row, sorted(self._position.items()), self._identity_at_start))
         return hashlib.sha256(state.encode()).digest()[0] % MAX_COMPARED
@@ -136,7 +136,7 @@ class Batches:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a position in the data that `state_dict` returned.
 
-        Raises CannotRunError if the position belongs to different data or an incompatible version.
+        Raises CannotRunError if the position belongs to different data or has another format version.
         """
         if state.get("version") != VERSION:
             raise CannotRunError(

@@ -1,4 +1,4 @@
-"""Rows of tokens from binary files in the format that `nsa.prepare` and nanoGPT write.
+"""Rows of tokens from binary token files, in the format that `nsa.prepare` and nanoGPT write.
 
 The files are read with `os.pread` and not memory-mapped, because a process is killed by SIGBUS if a mapped file
 shrinks.
@@ -59,7 +59,7 @@ def read_meta(folder: Path) -> Meta:
 
 
 class _OpenFile:
-    """An open file. It is closed when the last thread that reads it has dropped it."""
+    """An open file, which is closed when no thread refers to it any more."""
 
     def __init__(self, path: Path) -> None:
         self.descriptor = -1
@@ -74,10 +74,10 @@ class TokenFile:
     """A binary file of token ids."""
 
     def __init__(self, path: Path, meta: Meta, vocab: int, open_file: Callable[[Path], _OpenFile] = _OpenFile) -> None:
-        """Check the token file `path`, which `open_file` opens before each read.
+        """Check the token file at `path`. Each read calls `open_file`, which may return a file that is already open.
 
-        Raises BadShardError if its tokens cannot be read or exceed the vocabulary, and CannotRunError if a file that no
-        meta.json describes contains wider integers than uint16.
+        Raises BadShardError if the tokens cannot be read or exceed the vocabulary, and CannotRunError if there is no
+        meta.json and the file contains integers wider than uint16.
         """
         self.path, self._open, self._dtype = path, open_file, np.dtype(DTYPES[meta.dtype]).newbyteorder("<")
         try:
@@ -125,8 +125,8 @@ class TokenFile:
                 raise BadShardError(f"token {place} is {highest}, and the vocabulary of the model is {vocab}")
 
     def _check_width(self, part: Tokens, vocab: int) -> None:
-        """Raise CannotRunError if the first `part` of the file consists of wider integers than uint16."""
-        # Read as 16-bit tokens, the upper halves would be tokens near 0: half of all tokens, or three quarters.
+        """Raise CannotRunError if `part`, the start of the file, consists of integers wider than uint16."""
+        # If they were read as 16-bit tokens, half of all tokens (or three quarters, of 64-bit integers) would be 0.
         for bits, remedy in ((64, "convert them to uint32 and write"), (32, "write")):
             words = part[: len(part) // 4 * 4].view(f"<u{bits // 8}")
             if words.any() and int(words.max()) < vocab:
@@ -145,8 +145,8 @@ class TokenWindows:
     def __init__(self, paths: Sequence[Path], vocab: int, problems: DataProblems, *, length: int, seed: int) -> None:
         """Open the token files, which must be in one directory. `length` is T, the number of input tokens per row.
 
-        Raises CannotRunError if the files have no window, do not fit the vocabulary, or if one of them is unusable and
-        the settings say that a bad shard stops the run.
+        Raises CannotRunError if no file contains a whole window, if the tokens exceed the vocabulary, or if a file
+        cannot be used and `--bad-shards` is `stop`.
         """
         self._problems, self._length, self._seed = problems, length, seed
         meta = read_meta(paths[0].parent)
@@ -191,11 +191,11 @@ class TokenWindows:
         """Do nothing, because a row depends only on its number."""
 
     def row(self, number: int) -> Row:
-        """Return row `number` of the shuffled order, or a row that does not count if that row cannot be read.
+        """Return row `number` of the shuffled order. If it cannot be read, return a row without any valid target.
 
-        Raises CannotRunError if no file is readable, or if the settings say that unreadable rows stop the run.
+        Raises CannotRunError if no file can be read, or if this row cannot be read and `--bad-shards` is `stop`.
         """
-        # Another row in place of an unreadable one would be trained on twice.
+        # Another row is no substitute for an unreadable one, because the model would be trained on it twice.
         epoch, place = divmod(number, self._windows)
         window = int(self._permutation(epoch)[place])
         index = int(np.searchsorted(self._bounds, window, side="right")) - 1

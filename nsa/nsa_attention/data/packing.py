@@ -19,8 +19,8 @@ class Row(NamedTuple):
     """A row of T + 1 tokens, taken from one or more documents."""
 
     tokens: NDArray[np.unsignedinteger[Any]]  # [T + 1]
-    lengths: tuple[int, ...]  # of the documents in the inputs; their sum is T
-    goes_on: bool  # whether the last document continues after the inputs, so that the last target belongs to it
+    lengths: tuple[int, ...]  # length of each document in the T input tokens; their sum is T
+    goes_on: bool  # whether the last target belongs to the same document as the last input
     counts: bool = True  # False for a row that could not be read: all its targets are ignored
 
 

@@ -1,7 +1,7 @@
-"""Prefetching with threads, which keeps the order of the items.
+"""Prefetching with threads. The results have the order of the items.
 
 Threads are used instead of processes because the slow parts (reading, decompressing, tokenizing, copying) release
-Python's global interpreter lock. A thread cannot outlive its rank, and no process is forked next to CUDA or gloo.
+Python's global interpreter lock. Threads end with their process, and need no fork, which is unsafe with CUDA or gloo.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ JOIN_S = 2.0
 class OrderedPrefetch(Generic[Item, Result]):
     """An iterator over the results of `work(item)`, which threads compute in advance.
 
-    Free threads take the next item, one thread at a time, so `items` may be slow and need not be thread-safe. At most
-    `ahead` results, or one per worker if that is more, are computed in advance. With `workers` 0, each result is
-    computed when it is requested. Call `close` at the end. `name` is the prefix of the thread names.
+    Only one thread at a time takes an item, so `items` may be slow and need not be thread-safe. At most `ahead`
+    results, or one per worker if that is more, are computed in advance. With `workers` 0, each result is computed when
+    it is requested. Call `close` at the end. `name` is the prefix of the thread names.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Handling of bad data, which is either skipped and counted or stops the run."""
+"""Handling of bad data. It is skipped and counted, or it stops the run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..values import BadShards
 from ..world import CannotRunError
 
 EXAMPLES = 5
-# Bad shards and records are remembered, up to this number, so that the next epoch does not count them again.
+# Number of bad shards and records that are remembered, so that the next epoch does not count them again.
 MOST_PLACES = 100_000
 
 
@@ -20,11 +20,11 @@ class BadShardError(Exception):
 
 
 class BadRecordError(Exception):
-    """The error for a record of a shard that has no usable text."""
+    """The error for a record without usable text. A shard yields it in place of the text."""
 
 
 def unreadable(error: OSError) -> BadShardError:
-    """Return the BadShardError for an error of the operating system.
+    """Return a BadShardError that gives the reason why a shard cannot be read.
 
     Raises CannotRunError instead if too many files are open, because the shard itself is not damaged.
     """
@@ -47,22 +47,19 @@ class DataProblems:
         self._slow: Counter[str] = Counter()
 
     def shard(self, place: str, problem: str) -> None:
-        """Count the shard at `place` as skipped, or raise CannotRunError if bad data should stop the run."""
+        """Count the shard `place` as skipped, or raise CannotRunError if `--bad-shards` is `stop`."""
         self._report_once("shards", place, problem)
 
     def record(self, place: str, problem: str) -> None:
-        """Count the record at `place` as skipped, or raise CannotRunError if bad data should stop the run."""
+        """Count the record at `place` as skipped, or raise CannotRunError if `--bad-shards` is `stop`."""
         self._report_once("records", place, problem)
 
     def row(self, place: str, problem: str) -> None:
-        """Count an unreadable row of the file `place`. No target of the row counts.
-
-        Raises CannotRunError instead if the settings say that bad data stops the run.
-        """
+        """Count an unreadable row of the file `place`, or raise CannotRunError if `--bad-shards` is `stop`."""
         self._report("rows", place, problem)
 
     def slow(self, place: str, seconds: float) -> None:
-        """Count a slow read of a shard."""
+        """Count a read of the shard `place` that took too long."""
         # Slow data is never skipped, because the order of the data would then depend on the timing.
         with self._lock:
             self._slow[place] += 1

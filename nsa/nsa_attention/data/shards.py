@@ -1,4 +1,4 @@
-"""Shards of a data set, which are local text files or parts of Hugging Face data sets."""
+"""Shards of training data: local text files, or splits of Hugging Face data sets."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ OnOpen = Callable[[IO[bytes]], None]
 
 
 class Shard(Protocol):
-    """One part of a data set, such as a file, whose records are read in order."""
+    """A part of a data set, such as a file. Its records are read in order."""
 
     @property
     def name(self) -> str: ...
@@ -186,9 +186,9 @@ class _ZstdStream(io.RawIOBase):
 
 
 def import_optional(module: str, for_what: object) -> Any:
-    """Import and return `module`, which belongs to an optional package. Raise CannotRunError if it is not installed.
+    """Import and return a module of an optional package. Raise CannotRunError if the package is not installed.
 
-    `for_what`, the option or file that needs the package, appears in the error message together with the pip command.
+    The error message names `for_what`, the option or file that needs the package, and the pip command.
     """
     try:
         return importlib.import_module(module)
@@ -212,10 +212,11 @@ def has_ending(path: Path, *endings: str) -> bool:
 
 
 def files_at(source: Path) -> list[Path]:
-    """Return the data files for `source`, a file, directory or glob pattern, sorted by name."""
-    # `source` is a file, a directory or a glob pattern. In a directory, only files with a known ending count;
-    # subdirectories and held-out files (val*, test*) are skipped. Raises CannotRunError if no file matches, or if token
-    # files and text files are mixed.
+    """Return the data files for `source`, a file, directory or glob pattern, sorted by name.
+
+    Only files with a known ending are returned from a directory, and neither subdirectories nor held-out files (val*,
+    test*). Raises CannotRunError if no file matches, or if token files and text files are mixed.
+    """
     endings = (*TEXT_ENDINGS, TOKEN_ENDING)
     if source.is_dir():
         paths = sorted(path for path in source.iterdir() if has_ending(path, *endings) and not _is_held_out(path))

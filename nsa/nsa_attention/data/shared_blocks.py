@@ -1,9 +1,9 @@
 """Blocks of tokenized documents that the ranks of one node share.
 
-Each shard has one owner among the ranks of a node. The owner writes the tokens of a block to anonymous memory, and
-sends the descriptor of that memory to the other ranks through abstract Unix sockets. The kernel frees both when their
-processes end, so nothing outlives a run. There is no thread that waits for messages: a rank receives them when it needs
-a block.
+One rank of the node owns a shard, reads it, and tokenizes it block by block. It writes the tokens of a block to
+anonymous memory, and sends the file descriptor of this memory to the other ranks through abstract Unix sockets. The
+kernel frees the memory and the sockets when the processes end, so nothing outlives a run. No thread waits for messages:
+a rank receives them when it needs a block.
 """
 
 from __future__ import annotations
@@ -28,44 +28,44 @@ from numpy.typing import NDArray
 
 from .tokens import Tokens
 
-WAIT_S = 5.0  # for a block that its owner has not begun, and for a rank that does not take blocks
-MOST_WAIT_S = 60.0  # for a block that its owner tokenizes
+WAIT_S = 5.0  # longest wait for a block that its owner has not read, or for a rank that accepts no messages
+MOST_WAIT_S = 60.0  # longest wait for a block that its owner is tokenizing
 POLL_S = 0.1
-MOST_BYTES = 1 << 31  # of one block
+MOST_BYTES = 1 << 31  # size limit of an encoded block
 
 _BEGUN, _BLOCK, _NONE = range(3)  # kinds of messages
 _MESSAGE = struct.Struct("<32siq4q")  # identity of the data, local rank, kind, key
 _SIZES = struct.Struct("<QQ")  # bytes of the tokens, and bytes of the description
 _DTYPES = {dtype.str: dtype for dtype in map(np.dtype, ("|u1", "<u2", "<u4"))}
 _MALFORMED = (ValueError, TypeError, KeyError, struct.error, IndexError, OverflowError, RecursionError, MemoryError)
-# The variables that a launcher sets equally for all ranks of a node, and differently for any other node or run.
+# A launcher gives these variables one value on all ranks of a node, and other values on other nodes or in other runs.
 _OF_NODE = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "GROUP_RANK")
 
-Key = tuple[int, int, int, int]  # start of the stream, epoch, shard, block
+Key = tuple[int, int, int, int]  # number of the session, epoch, shard, block
 
-_streams: Counter[int] = Counter()  # number of streams of each local rank. Every rank opens its streams in one order.
+_streams: Counter[int] = Counter()  # number of streams that each local rank has opened, all in the same order
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """The facts about a block that are known when its records have been read."""
+    """The outcome of reading a block: the number of records, and any delay or error."""
 
     records: int  # including bad records
     has_text: bool
     slow_s: float | None  # duration of a slow read; None if it was not slow
-    problem: str | None  # why the rest of the shard cannot be read
+    problem: str | None  # why the rest of the shard cannot be read; None if it can
 
 
 @dataclass(frozen=True, kw_only=True)
 class SharedBlock:
-    """The tokens of a block's usable documents, in shuffled order, and the problems to report."""
+    """The tokens of a block's usable documents, in shuffled order, and the problems of its other records."""
 
     reading: Reading
     documents: list[Tokens]
     bad_records: list[tuple[int, str]]  # number of the record in the block, and its problem
 
     def encode(self) -> bytes:
-        """Return the block as bytes that `decode` reads. Raise ValueError if the block is too large."""
+        """Return the block as bytes for `decode`. Raise ValueError if the block is too large."""
         tokens = np.concatenate(self.documents) if self.documents else np.zeros(0, np.uint8)
         lengths = [len(document) for document in self.documents]
         description = json.dumps([vars(self.reading), lengths, self.bad_records, tokens.dtype.str]).encode()
@@ -75,7 +75,7 @@ class SharedBlock:
 
     @classmethod
     def decode(cls, content: NDArray[np.uint8], vocab: int) -> SharedBlock:
-        """Return the block. Raise one of _MALFORMED unless it is valid and all its tokens are below `vocab`."""
+        """Decode the bytes of a block. Raise one of _MALFORMED if they are invalid or a token is not below `vocab`."""
         size, description_size = _SIZES.unpack(content[: _SIZES.size].tobytes())
         if _SIZES.size + size + description_size != len(content):
             raise ValueError("its size is wrong")
@@ -107,9 +107,10 @@ class SharedBlock:
 
 
 class SharedBlocks:
-    """The socket of this rank, at which it receives blocks of the other ranks of its node.
+    """The socket through which a rank receives blocks from the other ranks of its node.
 
-    `rank` and `size` are those within the node. `identity` describes the data: blocks of other data are ignored.
+    `rank` is the rank within the node, and `size` the number of ranks on the node. `identity` describes the data:
+    messages about other data are ignored.
     """
 
     def __init__(self, *, rank: int, size: int, shards: int, vocab: int, identity: str) -> None:
@@ -118,12 +119,12 @@ class SharedBlocks:
         self._name = hashlib.sha256(repr((node, os.geteuid(), size, _streams[rank])).encode()).hexdigest()
         _streams[rank] += 1
         self.identity = hashlib.sha256(identity.encode()).digest()
-        self.received: dict[Key, int | None] = {}  # descriptor of a block, or None if the owner has none
+        self.received: dict[Key, int | None] = {}  # descriptor of a block, or None if its owner could not provide it
         self.begun: set[Key] = set()
         self.heard: set[int] = set()  # ranks that have sent a message
         self._starts = 0
         self.socket: socket.socket | None = None
-        # Without a socket, for example because of too many open files, each rank reads everything itself.
+        # If there is no socket, for example because too many files are open, this rank reads all blocks itself.
         with suppress(OSError, AttributeError):
             own = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
             weakref.finalize(self, own.close)
@@ -133,16 +134,16 @@ class SharedBlocks:
             self.socket = own
 
     def address(self, rank: int) -> bytes:
-        """Return the address of the socket of a local rank."""
+        """Return the socket address of a rank of the node."""
         return f"\0nsa-data-{self._name}-{rank}".encode()
 
     def start(self) -> Session:
-        """Return the access to the blocks from a start of the stream to its end."""
+        """Return a new session, for reading the stream of blocks from a new position."""
         self._starts += 1
         return Session(self, self._starts)
 
     def receive(self) -> None:
-        """Receive a message. Raise TimeoutError if there is none within POLL_S, and another OSError without socket."""
+        """Receive and store one message. Raise TimeoutError after POLL_S, and ConnectionError if there is no socket."""
         if self.socket is None:
             raise ConnectionError("this rank has no socket")
         space = socket.CMSG_SPACE(struct.calcsize("3i")) + socket.CMSG_SPACE(struct.calcsize("i"))
@@ -160,7 +161,7 @@ class SharedBlocks:
             os.close(descriptor)
 
     def _store(self, message: bytes, descriptors: Sequence[int]) -> bool:
-        """Store the content of a message. Return whether its descriptors were stored."""
+        """Store the content of a message. Return whether its file descriptors were stored and must stay open."""
         identity, rank, kind, *numbers = _MESSAGE.unpack(message)
         start, epoch, shard, block = numbers
         key = start, epoch, shard, block
@@ -184,7 +185,7 @@ class SharedBlocks:
 
 
 class Session:
-    """One rank's exchange of blocks with the other ranks of its node, from a start of the stream to its end."""
+    """The exchange of blocks between the ranks of a node, until the stream is closed or moved to another position."""
 
     def __init__(self, shared: SharedBlocks, start: int) -> None:
         self._shared, self._start = shared, start
@@ -195,24 +196,24 @@ class Session:
         self.reason = ""
 
     def is_own(self, epoch: int, shard: int) -> bool:
-        """Return whether this rank is the owner of a shard, which is given by its index in the order of the epoch."""
+        """Return whether this rank owns a shard. `shard` is the index in the shuffled order of the epoch."""
         return self._owner(epoch, shard) == self._shared.rank
 
     def is_closed(self) -> bool:
         return self._closed.is_set()
 
     def close(self) -> None:
-        """End all requests within POLL_S, also one that waits in another thread."""
+        """End all waits for other ranks within POLL_S, including waits in other threads."""
         self._closed.set()
 
     def begin(self, epoch: int, shard: int, block: int) -> None:
-        """Tell the other ranks that the block is read, and that its tokens follow."""
+        """Tell the other ranks that this rank has read the block and is going to send its tokens."""
         for rank in self._others():
             with suppress(OSError):
                 self._send_now(rank, _BEGUN, (self._start, epoch, shard, block), None)
 
     def offer(self, epoch: int, shard: int, block: int, content: SharedBlock | None) -> None:
-        """Send the block to the other ranks, or the news that there is none."""
+        """Send the block to the other ranks, or tell them that this rank cannot provide it."""
         key = self._start, epoch, shard, block
         descriptor = None
         try:
@@ -226,10 +227,10 @@ class Session:
                 os.close(descriptor)
 
     def take(self, epoch: int, shard: int, block: int) -> SharedBlock | None:
-        """Return a block of another rank, or None if this rank has to read it itself.
+        """Wait for a block that another rank owns, and return it, or None if this rank has to read it itself.
 
-        An owner that did not provide a block gets half the time for the next one, so that the waits for a rank that is
-        always late add up to at most 2 * WAIT_S.
+        After a block that an owner did not provide in time, this rank waits only half as long for the next one. The
+        waits for an owner that is always late thus add up to at most 2 * WAIT_S.
         """
         owner, key = self._owner(epoch, shard), (self._start, epoch, shard, block)
         patience_s = self._patience_s[owner]
@@ -274,7 +275,7 @@ class Session:
             os.close(descriptor)
 
     def _send(self, rank: int, kind: int, key: Key, descriptor: int | None) -> None:
-        """Send a message. Wait for a rank that has not started, and for a rank whose queue of messages is full."""
+        """Send a message. If `rank` has not started or its message queue is full, try again for a limited time."""
         begin_s = time.monotonic()
         while True:
             try:
@@ -303,7 +304,7 @@ def _check_presence(address: bytes) -> None:
 
 
 def _anonymous_memory(content: bytes) -> int:
-    """Return the descriptor of memory that contains `content` and is freed with its last descriptor."""
+    """Return the file descriptor of memory with this content. The memory is freed with its last descriptor."""
     descriptor = os.memfd_create("nsa-data")
     try:
         rest = memoryview(content)

@@ -1,4 +1,4 @@
-"""The choice of the shards for each value of `--data`."""
+"""The shards of each data source that `--data` can name."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ class Place:
 
     @classmethod
     def of(cls, block: tuple[int, int, int]) -> Place:
-        """Return the position of the first document of a block, given by its epoch, shard and block number."""
+        """Return the position of a block's first document. `block` is the epoch, shard and number of the block."""
         return cls(epoch=block[0], shard=block[1], block=block[2])
 
     def of_block(self) -> tuple[int, int, int]:
@@ -71,8 +71,8 @@ class _Block:
 class DocumentStream:
     """A data source that packs a stream of documents into rows and can save its position.
 
-    `local_rank` is the rank within its node, and `local_size` the number of ranks on this node. If it is above 1 and
-    `workers` is not 0, the ranks of the node read and tokenize each block once and share it.
+    `local_rank` is the rank within its node, and `local_size` the number of ranks on this node. If `local_size` is
+    above 1 and `workers` is not 0, only one rank of the node reads and tokenizes each block.
     """
 
     documents = True
@@ -102,7 +102,7 @@ class DocumentStream:
                 rank=local_rank, size=local_size, shards=len(shards), vocab=tokenizer.vocab, identity=identity
             )
         self._session: Session | None = None
-        self.missed: str | None = None  # why this rank has used a block that another rank should have provided
+        self.missed: str | None = None  # why this rank read a block that another rank should have provided
 
     def identity(self) -> dict[str, Any]:
         names = "\n".join(shard.identity() for shard in self._shards)
@@ -133,7 +133,7 @@ class DocumentStream:
     def next_row(self) -> Row:
         """Return the next row of tokens. A new epoch starts when all shards have been read.
 
-        Raises CannotRunError if no shard has a document, or if the settings say that bad shards stop the run.
+        Raises CannotRunError if no shard has a document, or if a shard cannot be used and `--bad-shards` is `stop`.
         """
         if self._rows is None:
             self._start()
@@ -164,7 +164,7 @@ class DocumentStream:
     def _documents(
         self, blocks: Iterator[_BlockDocuments | None], begin: Place, session: Session | None
     ) -> Iterator[tuple[Place, Tokens]]:
-        """Yield the documents from `begin` on. Raise CannotRunError after an epoch without a token."""
+        """Yield the documents, starting at `begin`. Raise CannotRunError if an epoch contains no token."""
         has_tokens = begin != Place()
         for block in blocks:
             if block is None and not has_tokens:
@@ -224,7 +224,7 @@ class DocumentStream:
             self._problems.shard(shard.name, "contains no text")
 
     def _next_records(self, records: Iterator[Record], *, skip: int) -> tuple[list[Record], Reading]:
-        """Return up to BLOCK records after the next `skip` records, and the facts about them."""
+        """Skip `skip` records, and return the next BLOCK records, or fewer, with the outcome of reading them."""
         batch: list[Record] = []
         problem = None
         started_s = self._clock()

@@ -1,4 +1,4 @@
-"""Tokenizers, which are read from local files or use the bytes of a text as tokens."""
+"""Tokenizers that are loaded from local files, and a tokenizer whose tokens are the bytes of a text."""
 
 from __future__ import annotations
 

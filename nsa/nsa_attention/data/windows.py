@@ -22,7 +22,7 @@ _SEED_FACTOR = 1_000_003
 
 @dataclass(frozen=True, kw_only=True)
 class Geometry:
-    """The number of ranks, micro-batches per step and rows per batch in a training run.
+    """The numbers of ranks, of micro-batches per step and of rows per batch in a training run.
 
     Rows are numbered by step, micro-batch, rank and index in the batch, in this order.
     """
