@@ -1,4 +1,4 @@
-"""Replace the attention of a Hugging Face Llama model by Native Sparse Attention (NSA).
+"""Replace the attention of a Hugging Face Llama model with Native Sparse Attention (NSA).
 
     pip install nsa-attention transformers
     python llama.py
@@ -12,8 +12,8 @@ token, so it computes the dense attention of the model. At first, the gate of th
 other two are almost 0 (`open_gate`), so the logits hardly change.
 
 What cannot be equal: in longer sequences a token sees only the blocks with the highest scores, and the model has never
-been trained to do with fewer. The gates, the compression, and keys and values that differ between branches are new. So
-train the model further, on sequences as long as those that it will see.
+been trained with so few. The gates, the compression, and keys and values that differ between branches are new. So train
+the model further, on sequences as long as those that it will see.
 
 Dimensions: B batch, C new tokens, M model width.
 """
@@ -35,9 +35,9 @@ AttentionMaskInterface.register("nsa", flash_attention_mask)
 
 
 def swap_attention(model: LlamaForCausalLM, *, open_gate: float = 4.0, **lengths: Any) -> LlamaForCausalLM:
-    """Replace the attention of each layer of `model` by NSA, in place, and return `model`.
+    """Replace the attention of each layer of `model` with NSA, in place, and return `model`.
 
-    At first, the gate of the selected branch is sigmoid(open_gate), and that of the other branches sigmoid(-open_gate).
+    At first, the gate of the selected branch is sigmoid(open_gate), and the other gates are sigmoid(-open_gate).
     `lengths` are passed to NSAttention: block_size, block_count, compress_size, compress_stride, window. Raises
     ValueError for a model with biases in its attention or with scaled rotary positions, which NSAttention lacks.
     """
@@ -103,17 +103,17 @@ def nsa_cache(cache: Cache, layer: LlamaNSA, batch: int) -> Any:
 
 
 class NSACacheLayer(CacheLayerMixin):
-    """The place of one NSA layer in a cache of transformers."""
+    """An entry of a transformers cache, with the KV cache of one NSA layer."""
 
     def __init__(self, attention: NSAttention, batch: int) -> None:
         super().__init__()
         self.cache = attention.new_cache(batch)
 
     def lazy_initialization(self, *_: Any, **__: Any) -> None:
-        """Do nothing: NSAttention allocates its cache."""
+        """Do nothing, because NSAttention allocates its cache."""
 
     def update(self, *_: Any, **__: Any) -> Any:
-        """Refuse: NSAttention updates its cache itself."""
+        """Raise NotImplementedError, because NSAttention updates its cache itself."""
         raise NotImplementedError("NSAttention updates its cache itself")
 
     def get_seq_length(self) -> int:
@@ -125,16 +125,16 @@ class NSACacheLayer(CacheLayerMixin):
         return self.get_seq_length() + query_length, 0
 
     def get_max_length(self) -> int:
-        """Return -1: the cache grows."""
+        """Return -1, because the cache has no fixed length."""
         return -1
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
-        """Refuse to reorder sequences, which beam search needs."""
+        """Raise NotImplementedError. Only beam search reorders sequences."""
         raise NotImplementedError("NSA caches do not support beam search; use num_beams=1")
 
 
 def main() -> None:
-    """Swap the attention of a small Llama with random weights, train one step, and generate."""
+    """Replace the attention of a small random Llama with NSA, train one step, and generate tokens."""
     torch.manual_seed(0)
     sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "vocab_size": 100}
     model = LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=4, num_key_value_heads=2))

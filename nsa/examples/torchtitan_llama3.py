@@ -1,12 +1,12 @@
-"""Replace the attention of torchtitan's Llama 3 by Native Sparse Attention (NSA).
+"""Replace the attention of torchtitan's Llama 3 with Native Sparse Attention (NSA).
 
     pip install nsa-attention torchtitan
     python torchtitan_llama3.py
 
 `swap_attention(model)` replaces `attention` in every block, and keeps the weights of the dense attention where they
-fit, as llama.py does; its docstring says what is equal afterwards and what is not. Swap after the model has its
-weights (`model.init_states()`, or a loaded checkpoint) and before `parallelize`. FSDP and activation checkpointing
-wrap the blocks as before. Tensor and context parallelism split dense attention, and do not know NSA.
+fit. The docstring of llama.py explains what is equal afterwards and what is not. Call the function when the model has
+its weights (after `model.init_states()`, or from a checkpoint) and before `parallelize`. FSDP and activation
+checkpointing wrap the blocks as before. Tensor and context parallelism support only dense attention, not NSA.
 
 The model's attention must have the attributes that it has in torchtitan 0.3: n_heads, n_kv_heads, head_dim, rope.config
 (scaling, theta), wo.weight, and qkv_linear, whose state_dict has wq.weight, wk.weight and wv.weight.
@@ -25,7 +25,7 @@ from nsa_attention import NSAttention, load_dense_weights
 
 
 def swap_attention(model: nn.Module, *, open_gate: float = 4.0, **lengths: Any) -> nn.Module:
-    """Replace the attention of each block of `model` by NSA, in place, and return `model`.
+    """Replace the attention of each block of `model` with NSA, in place, and return `model`.
 
     `lengths` are passed to NSAttention: block_size, block_count, compress_size, compress_stride, window. Raises
     ValueError for scaled rotary positions and normalized queries or keys, which NSAttention lacks.
@@ -61,7 +61,7 @@ class TitanNSA(nn.Module):
         )
         pairs = [even_dimensions_first(weight, dense.head_dim) for weight in (q, k)]
         load_dense_weights(self.attention, *pairs, v, out, open_gate=open_gate)
-        self.cache: Any = None  # while generating, the KV cache
+        self.cache: Any = None  # the KV cache during generation, otherwise None
 
     def forward(self, x: Tensor, attention_masks: Any = None, positions: Tensor | None = None) -> Tensor:
         """Return the output [B, T, M]. With the attention backend "varlen", documents are packed."""
@@ -81,7 +81,7 @@ def even_dimensions_first(weight: Tensor, width: int) -> Tensor:
 
 @torch.no_grad()
 def generate(model: nn.Module, tokens: Tensor, count: int) -> Tensor:
-    """Return `count` tokens [B, count] that follow `tokens` [B, T], each the most likely one."""
+    """Continue `tokens` [B, T] with the most likely token `count` times, and return the new tokens [B, count]."""
     layers = [module for module in model.modules() if isinstance(module, TitanNSA)]
     generated = []
     try:
@@ -97,7 +97,7 @@ def generate(model: nn.Module, tokens: Tensor, count: int) -> Tensor:
 
 
 def main() -> None:
-    """Swap the attention of torchtitan's debug model, train one step, and generate."""
+    """Replace the attention of torchtitan's debug model with NSA, train one step, and generate tokens."""
     from torchtitan.models.llama3 import model_registry
 
     torch.manual_seed(0)
