@@ -60,7 +60,7 @@ ALL_BRANCHES = (Branch.CMP, Branch.SEL, Branch.WIN)
 class LayerConfig:
     """The sizes and options of one attention layer. Lengths are in tokens; comments give the letters of the NSA paper.
 
-    Creating one checks nothing: `NSAttention` and `NSAConfig` check it, each with the names that its user knows.
+    The constructor does not validate the fields. `NSAttention` and `NSAConfig` do, with their own names for them.
     """
 
     dim: int = 128
@@ -81,13 +81,13 @@ class LayerConfig:
 
     @property
     def scale(self) -> float:
-        """Return the factor of the attention scores."""
+        """Return the factor by which the dot products of queries and keys are multiplied."""
         return float(self.d_k**-0.5) if self.softmax_scale is None else self.softmax_scale
 
 
 @dataclass(frozen=True, kw_only=True)
 class NSAConfig(LayerConfig):
-    """The sizes and options of a model. Creating one raises a ValueError that lists every invalid field."""
+    """The sizes and options of a model. The constructor raises a ValueError that lists every invalid field."""
 
     name: str = "custom"
     vocab: int = 256
@@ -131,7 +131,7 @@ def config_mistakes(config: NSAConfig) -> list[str]:
 def layer_mistakes(config: LayerConfig, names: Mapping[str, str] = MappingProxyType({})) -> list[str]:
     """Return one message per invalid field of a layer or model configuration.
 
-    `names` maps fields to the names that the user knows; other fields keep their own names.
+    `names` maps fields to the names that the messages use for them; other fields keep their own names.
     """
     name = {field.name: names.get(field.name, field.name) for field in fields(config)}
     mistakes = [
@@ -203,12 +203,12 @@ MINIMAL = NSAConfig(
     seq_len=512,
     dtype="bfloat16",
 )
-# The model of the third original bug report: TinyLM(256, 128, 5, 8, 2, 16, 16, 16, 8, 32, 8, 64), trained on one
-# sequence of 128 tokens.
+# The model size and sequence length from a bug report: TinyLM(256, 128, 5, 8, 2, 16, 16, 16, 8, 32, 8, 64), trained on
+# one sequence of 128 tokens.
 REPRO = NSAConfig(name="repro", layers=5, seq_len=128, batch=1)
 SHOWCASE = NSAConfig(name="showcase", layers=1, seq_len=128, batch=8)
 PRODUCTION = replace(MINIMAL, name="production", vocab=50257, layers=12, seq_len=2048, checkpointed=True)
-# A burn-in run before `production`: the same layers at half the sequence length, so that 100 steps finish quickly.
+# For a quick test run of 100 steps before `production`: the same layers, with half the sequence length.
 SHAKE = replace(PRODUCTION, name="shake", seq_len=1024, batch=1)
 
 SHAPES = {config.name: config for config in (CI, MINIMAL, REPRO, SHOWCASE, SHAKE, PRODUCTION)}

@@ -1,6 +1,6 @@
 """Machine-independent cost of a training step: autograd nodes, and bytes saved for backward.
 
-Both numbers are the same in every run of a configuration. One step therefore shows what grows with sequence length.
+Both numbers are the same in every run of a configuration, so a single step per sequence length shows how they grow.
 """
 
 from __future__ import annotations
@@ -85,8 +85,8 @@ class SavedTensorCounter:
 def expected_bytes(config: NSAConfig, parameter_bytes: int, batch: int) -> int:
     """Estimate the memory that a training step needs, in bytes.
 
-    The estimate is for float32 without gradient checkpointing: parameters, gradients, optimizer state and activations,
-    which grow linearly with the sequence length.
+    The estimate covers parameters, gradients, optimizer state and activations, in float32 and without gradient
+    checkpointing. The activations grow linearly with the sequence length.
     """
     per_token = 4 * (_SAVED_WIDTHS_PER_TOKEN * config.dim * config.layers + _LOGIT_COPIES * config.vocab)
     return _PARAMETER_COPIES * parameter_bytes + batch * config.seq_len * per_token

@@ -22,10 +22,10 @@ from .world import CannotRunError
 
 
 def new_caches(model: TinyLM, batch_size: int, **options: Any) -> list[KVCache]:
-    """Return an empty cache for each layer; the layers share the lengths and pages of the sequences.
+    """Return an empty cache for each layer. The caches share the lengths and the page table of the sequences.
 
-    The options are those of `NSAttention.new_cache`. Raises CannotRunError for attention stock, for pages with
-    attention vanilla, and for a `page_size` that is not a multiple of select_len.
+    The options are those of `NSAttention.new_cache`. Raises CannotRunError for attention `stock`, for pages with
+    attention `vanilla`, and for a `page_size` that is not a multiple of select_len.
     """
     config, frequencies = model.config, model.get_buffer("frequencies")
     if config.attention is Attention.STOCK:
@@ -41,8 +41,8 @@ def new_caches(model: TinyLM, batch_size: int, **options: Any) -> list[KVCache]:
 def prefill(model: TinyLM, tokens_BT: Tensor) -> tuple[Tensor, list[KVCache]]:
     """Return the logits [B, T, vocab] of a prompt, and caches that contain it.
 
-    The prompt may have any length, also 0. `model` must not be wrapped (DDP, FSDP); any device and dtype works. Raises
-    CannotRunError for attention stock.
+    The prompt may have any length, including 0. `model` must not be wrapped (DDP, FSDP); any device and dtype works.
+    Raises CannotRunError for attention `stock`.
     """
     caches = new_caches(model, len(tokens_BT))
     return step(model, tokens_BT, caches), caches
@@ -62,13 +62,13 @@ def step(model: TinyLM, tokens_BC: Tensor, caches: Sequence[KVCache]) -> Tensor:
 def next_logits(model: TinyLM, tokens: Tensor | Mapping[int, Tensor], caches: Sequence[KVCache]) -> Tensor:
     """Append new tokens to the caches and return the logits of the last one, [B, vocab].
 
-    `tokens` has the shape [B, C], or it maps numbers of sequences to tokens [C], at least one per sequence; the logits
-    are then in the order of the mapping. Raises the same errors as `step`, before any token is appended.
+    `tokens` has the shape [B, C], or is a mapping from sequence numbers to new tokens [C], at least one per sequence.
+    The logits of a mapping have its order. Raises the same errors as `step`, before any token is appended.
     """
     if isinstance(tokens, Tensor):
         return model.head(model.norm(_append(model, tokens, caches)[:, -1]))
     lengths = dict(zip(tokens, caches[0].select(list(tokens)).lengths, strict=True))
-    # Sequences with the same number of new tokens form one batch. Prompts do not mix with later tokens.
+    # Sequences with the same number of new tokens form a batch, separately for prompts and for later tokens.
     batches: dict[tuple[int, bool], list[int]] = {}
     for number, new_tokens in tokens.items():
         batches.setdefault((len(new_tokens), lengths[number] > 0), []).append(number)

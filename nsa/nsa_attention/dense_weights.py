@@ -19,15 +19,15 @@ def load_dense_weights(
     """Copy the projection weights of a dense causal attention layer into `layer`, which then computes nearly the same.
 
     `q` [H * D, M], `k` [G * D, M], `v` [G * E, M] and `out` [M, H * E] are weights of linear layers without biases. All
-    three branches start with the same keys and values. The rows of `q` and `k` must be in the order in which `layer`
-    rotates them: the pairs are (i, i + D / 2).
+    three branches start with the same keys and values. The rows of `q` and `k` must have the order of the rotary
+    embeddings of `layer`, which rotate the dimensions i and i + D / 2 of a head together.
 
-    At first, the gate of the selected branch is sigmoid(open_gate), and those of the other branches are
-    sigmoid(-open_gate). Until a sequence has more tokens than the selected blocks (1024 by default), the selected
-    branch attends to all of them, as the dense layer does. In longer sequences a token sees only the blocks with the
-    highest scores. With the compression "mean_mlp", the compressed keys that rank the blocks start as means.
+    At first, the gate of the selected branch is sigmoid(open_gate), and the gates of the other branches are
+    sigmoid(-open_gate). In a sequence that fits into the selected blocks (1024 tokens by default), the selected branch
+    attends to all earlier tokens, as the dense layer does. In longer sequences a token attends only to the blocks with
+    the highest scores. With the compression "mean_mlp", the compressed keys, which rank the blocks, are means at first.
 
-    Raises ValueError that lists every weight whose shape does not fit.
+    Raises a ValueError that lists every weight whose shape does not fit.
     """
     branches = (layer.cmp, layer.sel, layer.win)
     pairs: dict[str, tuple[nn.Linear, Tensor]] = {

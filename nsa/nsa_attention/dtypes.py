@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from .observe import named_modules
 
 HALF = (torch.bfloat16, torch.float16)
-_SHOWN_DEPTH = 3  # the most dots in the name of a module whose activation dtype is listed
+_SHOWN_DEPTH = 3  # activations are listed for modules with at most this many dots in the name
 _ALWAYS_FLOAT32 = frozenset({"step"})  # optimizer state that is float32 for any parameter dtype: the step counter
 
 

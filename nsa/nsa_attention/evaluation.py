@@ -14,7 +14,7 @@ from .observe import say, without_ending_training
 from .settings import Settings
 from .world import World
 
-# For synthetic data the held-out batches are those of another seed.
+# For synthetic data, the held-out batches are generated with another seed.
 _SEED_OFFSET = 1 << 31
 HEADER = "step,loss,tokens,seconds"
 
@@ -22,7 +22,8 @@ HEADER = "step,loss,tokens,seconds"
 class Evaluation:
     """The periodic evaluation of a model on held-out data.
 
-    `loss_of` returns the loss of a batch, summed over the targets that count. `model` may be wrapped.
+    `loss_of` returns the loss of a batch, summed over the targets that count. `model` may be wrapped, for example by
+    DDP.
     """
 
     def __init__(self, settings: Settings, world: World, model: nn.Module, loss_of: Callable[[Batch], Tensor]) -> None:

@@ -26,7 +26,7 @@ from .pages import default_page_size, pages_needed
 from .values import existing_checkpoint, not_negative, one_of, whole, word
 from .world import CannotRunError, join_ranks
 
-# The command supports models whose tokens are bytes, as with `--tokenizer bytes`.
+# The command supports only models whose tokens are bytes, trained with `--tokenizer bytes`.
 BYTES = 256
 
 
@@ -40,10 +40,10 @@ def generate(
 ) -> Tensor:
     """Return each prompt followed by `new_tokens` generated tokens, shape [B, T + new_tokens].
 
-    Temperature 0 takes the most likely token (of equally likely tokens the lowest); above 0, tokens are sampled with
-    `generator`, which must be on the model's device. `caches` (of new_caches) must be empty; None creates caches
-    without pages. Raises ValueError for an empty prompt, CannotRunError for attention stock, and OutOfPagesError if too
-    few pages are free.
+    At temperature 0, the next token is the most likely one (the first, if several are equally likely). Above 0, it is
+    sampled with `generator`, which must be on the model's device. `caches` are empty caches from `new_caches`; if None,
+    caches without pages are created. Raises ValueError for an empty prompt, CannotRunError for a model with attention
+    `stock`, and OutOfPagesError if too few pages are free.
     """
     return torch.cat((prompt_BT, *generate_tokens(model, prompt_BT, new_tokens, temperature, generator, caches)), 1)
 
@@ -58,8 +58,8 @@ def generate_each(
 ) -> list[Tensor]:
     """Continue prompts of different lengths in one batch, and return each prompt with its generated tokens.
 
-    `new_tokens` is the number of tokens to generate for each prompt. A sequence that has all its tokens leaves the
-    batch, and its pages become free. Raises the same errors as `generate`.
+    `new_tokens` is the number of tokens to generate for each prompt. When a sequence is complete, it leaves the batch
+    and its pages become free. Raises the same errors as `generate`.
     """
     _check(min(map(len, prompts), default=1), temperature)
     new_tokens_by_sequence, tokens_by_sequence = dict(enumerate(prompts)), [[prompt] for prompt in prompts]
@@ -159,8 +159,8 @@ class Request:
     device: str
     impl: Implementation
     cache: str
-    page_len: int | None  # rows per page; None: the default of nsa/nsa_attention/pages.py
-    pages: int | None  # None: as many as prompt and new tokens need
+    page_len: int | None  # rows per page; None: default_page_size()
+    pages: int | None  # None: as many as the prompt and the new tokens need
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

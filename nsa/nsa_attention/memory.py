@@ -1,4 +1,4 @@
-"""Memory use of this process: sizes, memory dumps, and snapshots of the CUDA allocator."""
+"""Measurements of this process's memory: totals, lists of live tensors, and recordings of GPU allocations."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ def peak_rss_bytes() -> int:
 
 
 def gpu_bytes(device: torch.device) -> dict[str, int] | None:
-    """Return the memory sizes of PyTorch's CUDA allocator in bytes, or None on a CPU.
+    """Return the allocated, reserved and peak memory of PyTorch's CUDA allocator in bytes, or None on a CPU.
 
-    The keys are "allocated", "reserved" and "peak". The GPU is not synchronized.
+    The keys are "allocated", "reserved" and "peak". The call does not wait for the GPU.
     """
     if device.type != "cuda":
         return None
@@ -64,7 +64,7 @@ class TensorGroup:
 class MemoryDump:
     """The memory use of a process at one moment.
 
-    On a CPU, the three sizes of the CUDA allocator are None, and `allocator` and `summary` are empty.
+    On a CPU, the numbers of the CUDA allocator are None, and `allocator` and `summary` are empty.
     """
 
     step: int

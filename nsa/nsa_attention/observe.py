@@ -16,9 +16,9 @@ _WRAPPERS = frozenset({"_fsdp_wrapped_module"})
 
 
 def named_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Yield each module with its name, leaving out the parts of the name that FSDP1 wrappers add.
+    """Yield each module with its name, without the parts that FSDP1 wrappers add to names.
 
-    A wrapped module is not yielded, only its wrapper, because the wrapper is what gets called.
+    For a module in a wrapper, only the wrapper is yielded, because only the wrapper is called directly.
     """
     for name, module in model.named_modules():
         parts = name.split(".")
@@ -34,7 +34,7 @@ def say(line: str) -> None:
 
 @contextmanager
 def without_ending_training() -> Iterator[None]:
-    """Run the `with` block or decorated function, which writes telemetry. If a file cannot be written, only say so."""
+    """Run the `with` block or decorated function. If it cannot write a file, print the error once and continue."""
     try:
         yield
     except OSError as error:
@@ -47,7 +47,7 @@ def _say_once(line: str) -> None:
 
 
 class GradientTrace:
-    """A trace of the order in which gradients arrive in a step.
+    """A trace of the order in which the backward pass of a step completes the gradients of the parameters.
 
     `buckets` returns the parameters of each DDP bucket of this step, by bucket number; without DDP it returns {}.
     """
@@ -69,7 +69,7 @@ class GradientTrace:
                 parameter.register_post_accumulate_grad_hook(self._recorder(name))
 
     def after_backward(self, step: int) -> None:
-        """Print how many gradients arrived in this step, and the names of those that are missing."""
+        """Print how many gradients this step has computed, and the names of the parameters without a gradient."""
         missing = [name for name in self._parameters if name not in self._arrived]
         lines = [f"[GRAD-TRACE] after_backward_step{step} arrived={len(self._arrived)} missing={len(missing)}"]
         say("\n".join(lines + [f"  - MISSING: {name}" for name in missing]))
@@ -83,7 +83,7 @@ class GradientTrace:
         return record
 
     def _write_order(self, step: int, arrival_order: list[str], missing: list[str]) -> None:
-        """Append the arrival order of the gradients to a file if it differs from that of the previous step."""
+        """Append the order of the gradients to a file if it differs from the order in the previous step."""
         parameters_by_bucket = {
             number: [self._names[id(parameter)] for parameter in parameters if id(parameter) in self._names]
             for number, parameters in self._buckets().items()
@@ -105,8 +105,8 @@ def ready_buckets(
 ) -> list[dict[str, Any]]:
     """Return the DDP buckets in the order in which their last gradient arrived.
 
-    `arrival_order` lists parameter names in order of arrival. Buckets with a missing gradient come last. DDP itself
-    reduces buckets in the order of their numbers.
+    `arrival_order` lists the names of the parameters in the order in which their gradients arrived. Buckets with a
+    missing gradient come last. DDP itself reduces buckets in the order of their numbers.
     """
     arrival_index = {name: number for number, name in enumerate(arrival_order)}
     bucket_order = sorted(

@@ -18,8 +18,8 @@ class SettingsError(Exception):
 class Option:
     """One option of the training program.
 
-    `parse` converts text from the command line or the file, and raises ValueError for a wrong value. `env` lists the
-    environment variables that set the option, each with its own parser. `spellings` are other names of the flag.
+    `parse` converts text from the command line or the YAML file, and raises ValueError for a wrong value. `env` lists
+    the environment variables that set the option, each with its own parser. `spellings` are other names of the flag.
     """
 
     name: str
@@ -39,7 +39,7 @@ class Option:
 
 
 def add_options(parser: argparse.ArgumentParser, options: Sequence[Option]) -> None:
-    """Add options to an argument parser, which leaves their values as strings."""
+    """Add options to an argument parser. The parser leaves their values as strings."""
     for option in options:
         parser.add_argument(option.flag, dest=option.name, default=None, help=option.about)
 

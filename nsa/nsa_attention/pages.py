@@ -1,8 +1,9 @@
 """The pages of a paged KV cache: a pool of free pages, and the page table, which lists the pages of each sequence.
 
-A page has room for `page_size` rows of keys and values of all groups. Its number is the same in all layers that share
-the table. A row is a token or a compressed block. Each branch of a sequence has its own pages: row r of a kind is row
-r % page_size of the page in column r // page_size. (flash-attn 2 calls such a table `block_table`.)
+A row contains the keys and values of one token or one compressed block, for all groups. A page has room for `page_size`
+rows, and has the same number in all layers that share the table. A sequence has separate pages for each kind of row
+(see `Kind`): row r of a kind is row r % page_size of the page in column r // page_size. (flash-attn 2 calls such a
+table `block_table`.)
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from .ops.attend import CompletedBlocks
 from .ops.cached_attention import Kind
 from .world import CannotRunError
 
-# A tensor core multiplies 16 rows at a time. With page sizes that 16 divides, these rows never span two pages.
+# A tensor core multiplies 16 rows at a time. If 16 divides the page size, these rows are always in one page.
 MIN_PAGE_ALIGNMENT = 16
 MIN_COLUMNS = 16
 
@@ -35,8 +36,8 @@ def default_page_size(config: LayerConfig) -> int:
 def pages_needed(config: LayerConfig, tokens: int, page_size: int | None = None, *, later_chunks: bool = False) -> int:
     """Return the maximum number of pages that a sequence of `tokens` tokens owns at the same time.
 
-    `page_size` is in rows; None means the default size. After a prompt of any length, tokens are appended one by one,
-    or with `later_chunks` also several at once.
+    `page_size` is in rows; None means the default size. The number holds if tokens are appended one by one after the
+    prompt, or, with `later_chunks`, also several at once.
     """
     size = page_size or default_page_size(config)
     counts = {kind: -(-rows_of(config, kind, tokens) // size) for kind in stored_kinds(config)}
@@ -47,7 +48,7 @@ def pages_needed(config: LayerConfig, tokens: int, page_size: int | None = None,
 
 
 def is_dense(config: LayerConfig) -> bool:
-    """Return whether a layer with this configuration is the dense control layer."""
+    """Return whether a layer with this configuration computes dense attention (`vanilla`)."""
     return isinstance(config, NSAConfig) and config.attention is Attention.VANILLA
 
 
@@ -69,12 +70,12 @@ def rows_of(config: LayerConfig, kind: Kind, tokens: int) -> int:
 
 
 class PageTable:
-    """The pages that each sequence owns, on the host and as a table on the device, and the free pages."""
+    """The free pages, and the pages that each sequence owns, as Python objects and as a tensor on the device."""
 
     def __init__(self, config: LayerConfig, sequences: int, pages: int, page_size: int | None) -> None:
         """Create an empty table. `page_size` is in rows, or None for the default size.
 
-        Raises CannotRunError for dense attention, and if a selected block would not lie in one page.
+        Raises CannotRunError for dense attention, and if a selected block could span two pages.
         """
         if is_dense(config):
             raise CannotRunError("attention vanilla has no branches to keep in pages; use attention nsa")
@@ -100,11 +101,11 @@ class PageTable:
         return len(self._free)
 
     def reserve(self, growth: Mapping[int, tuple[int, int]], prompts: Collection[int]) -> None:
-        """Reserve pages for new tokens. `growth` maps sequences to their numbers of tokens before and after.
+        """Reserve pages for new tokens. `growth` maps each sequence to its old and its new number of tokens.
 
-        `prompts` are the sequences whose new tokens run through the layer's own forward pass, so that only the window
-        of the last token is read later. Pages before a sequence's window are released first. Raises OutOfPagesError
-        without taking any page if too few are free.
+        `prompts` are the sequences whose new tokens do not read the cache, because the layer's normal forward pass
+        computes them. Their sliding branch needs only the pages of the last window. Pages before a sequence's window
+        are released first. If too few pages are free, raises OutOfPagesError and takes none.
         """
         for number, (before, _) in growth.items():
             self._release_before_window(number, before)
@@ -133,7 +134,7 @@ class PageTable:
     def on(self, device: torch.device) -> Tensor:
         """Return the page numbers as a tensor on `device`, int32, shape [sequences, 3, columns].
 
-        Entries for which a sequence owns no page contain arbitrary valid page numbers.
+        If a sequence owns no page for an entry, the entry contains an arbitrary valid page number.
         """
         columns = max((column + 1 for *_, column in self._not_in_table), default=1)
         if self._table is None or columns > self._table.shape[2]:
@@ -157,7 +158,7 @@ class PageTable:
     def _missing(self, number: int, first_query: int, after: int) -> Iterator[tuple[Kind, int]]:
         """Yield the kind and column of each page that a sequence of `after` tokens lacks.
 
-        No token before `first_query` reads the cache.
+        `first_query` is the position of the first token that reads the cache.
         """
         for kind, pages in self.owned[number].items():
             first = self.first_in_window(first_query) // self.page_size if kind is Kind.WINDOW else 0

@@ -79,7 +79,7 @@ class BucketTrace:
     rank: int
     reduce: Hook = allreduce_hook
     is_printing: bool = True
-    parameters_by_bucket: dict[int, list[Tensor]] = field(default_factory=dict)  # of this step
+    parameters_by_bucket: dict[int, list[Tensor]] = field(default_factory=dict)  # buckets reduced in this step
 
     def take_parameters(self) -> dict[int, list[Tensor]]:
         """Return the parameters of each recorded bucket, by bucket number, and clear the record."""
@@ -114,7 +114,7 @@ def parallelize(model: TinyLM, settings: Settings, world: World, buckets: Bucket
     """Apply gradient checkpointing, compilation and a distributed wrapper, and return the wrapped model.
 
     `model` itself is changed and stays usable, with the same parameters. `buckets` records DDP's buckets; None if they
-    are not traced. The order ensures that a checkpointed layer recomputes with compiled code.
+    are not traced. A checkpointed layer also runs its compiled code when it is recomputed.
     """
     checkpoint_layers(model, settings.gc.of(model.config.layers), Recompute(settings.gc_mode))
     if settings.compile:
@@ -130,7 +130,7 @@ def parallelize(model: TinyLM, settings: Settings, world: World, buckets: Bucket
 
 
 def checkpoint_layers(model: TinyLM, layers: Iterable[int], mode: Recompute) -> None:
-    """Enable gradient checkpointing for the layers with these numbers, and disable it for all others."""
+    """Enable gradient checkpointing for the layers whose numbers are in `layers`, and disable it for all others."""
     numbers = set(layers)
     for number, block in enumerate(model.blocks):
         block.recompute = mode if number in numbers else None

@@ -96,7 +96,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def prepare(request: PrepareRequest, progress: Progress) -> None:
     """Tokenize all shards into token files in a new output directory.
 
-    Raises CannotRunError if the directory exists already, or if the texts cannot be read or the tokens not written.
+    Raises CannotRunError if the directory exists already, or if texts cannot be read or tokens cannot be written.
     Finished parts are kept and reused by the next call.
     """
     tokenizer = tokenizer_named(request.tokenizer)
@@ -231,7 +231,7 @@ def _write_atomically(path: Path, content: dict[str, Any]) -> None:
 
 
 class Progress:
-    """The progress output: a line per finished shard, and a progress bar on a terminal."""
+    """The progress output: a line per finished shard and, on a terminal, a progress bar."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream, self._redrawn_s, self._started_s = stream, 0.0, time.monotonic()

@@ -160,7 +160,7 @@ def _train(
 ) -> list[str]:
     """Launch nsa.train with torchrun, and return the lines that it printed.
 
-    `steps` is the number of its last step, and `every` the number of steps between checkpoints. `kill` is a rank and
+    `steps` is the number of the last step, and `every` the number of steps between checkpoints. `kill` is a rank and
     the step after which this rank is killed. Raises FailedStageError if the run fails without `kill`, or succeeds
     despite it.
     """

@@ -1,6 +1,6 @@
 """Statistics of sampled steps: the blocks that attention selects, and the values of the gates.
 
-Forward hooks store tensors. They are read only after the step, so no operation waits for the GPU during the step.
+Forward hooks store tensors, which are read only after the step. So nothing waits for the GPU during the step.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ COLLAPSED_SHARE = 0.99  # a gate has collapsed if at least this share is saturat
 class SelectionRow:
     """Statistics of the blocks that one layer selected in a step, stored as a row of k_stats.csv.
 
-    `mean`, `least` and `most` count the different blocks of a query. Forced blocks are the first, the current and the
-    previous block. Distances are in tokens. A number is None if no query has the blocks that it describes.
+    `mean`, `least` and `most` refer to the number of different blocks per query. Forced blocks are the first, the
+    current and the previous block. Distances are in tokens. A field is None if no query selected the blocks it needs.
     """
 
     layer: str
@@ -82,8 +82,8 @@ class Observer:
             if isinstance(module, BlockSelector | GateMLP):
                 self._handles.append(module.register_forward_hook(self._keep(name)))
             if dtypes and name and not isinstance(module, nn.ModuleList):
-                # A hook on a branch would make the layer compute its branches separately. Their outputs have the dtype
-                # of their values.
+                # A hook on a branch would make the layer compute its branches separately. The output of a branch has
+                # the dtype of its values, so the hook is on the value projection.
                 source = module.v_proj if isinstance(module, AttentionBranch) else module
                 self._handles.append(source.register_forward_hook(self._note_dtype(name)))
 
@@ -189,7 +189,7 @@ def _overlap(sorted_BGTn: Tensor, is_selected: Tensor, positions_T: Tensor) -> T
 
 
 def _entropy_bits(blocks_BGTn: Tensor, is_free: Tensor, blocks: int) -> Tensor:
-    """Return the entropy, in bits, of the block indices selected by `is_free`, or NaN if there are none."""
+    """Return the entropy, in bits, of the block indices for which `is_free` is true, or NaN if there are none."""
     entries = torch.where(is_free, blocks_BGTn.long().clamp(max=blocks - 1), blocks).flatten()
     counts = torch.zeros(blocks + 1, dtype=torch.double, device=blocks_BGTn.device)
     counts.scatter_add_(0, entries, torch.ones_like(entries, dtype=torch.double))

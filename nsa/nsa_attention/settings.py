@@ -30,7 +30,7 @@ CONFIG_ENV = "CONFIG"
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return an argument parser for all options that leaves their values as strings."""
+    """Return an argument parser for all options. It leaves their values as strings."""
     # The text is converted later, together with the values from the environment and the file.
     result = argparse.ArgumentParser(
         prog=f"python -m {__package__}.train", description="Train a small NSA language model."

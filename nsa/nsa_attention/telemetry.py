@@ -35,7 +35,7 @@ from .world import CannotRunError, World
 class StepParts:
     """The time in seconds that the host spent in each part of a training step.
 
-    The GPU may still be computing afterwards.
+    The GPU may still be computing a part when its time ends.
     """
 
     fetch_s: float = 0.0
@@ -72,19 +72,19 @@ TABLES = {
     ),
     "fallback_counters.csv": ("part", "implementation", "reason", "count", "until_tokens"),
 }  # fmt: skip
-# Files that have a different name if the model is sharded, such as k_stats_fsdp.csv. (So have the memory dumps.)
+# Files whose name differs for a sharded model, such as k_stats_fsdp.csv. (The same applies to memory dumps.)
 _SHARDED = frozenset({"k_stats.csv", "fallback_counters.csv", "dtypes_report.txt"})
 
 
 def file_name(name: str, *, sharded: bool) -> str:
-    """Return the file name of the telemetry file `name`, which can be different for a sharded model."""
+    """Return the name of a telemetry file. For some files of sharded models, it is `name` with the suffix _fsdp."""
     stem, dot, ending = name.rpartition(".")
     return f"{stem}_fsdp{dot}{ending}" if sharded and name in _SHARDED else name
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepShape:
-    """The sizes that determine the cost of a training step."""
+    """The model configuration, batch size and parameter bytes, which determine the cost of a training step."""
 
     config: NSAConfig
     batch: int
@@ -95,8 +95,8 @@ class StepShape:
 class StepResult:
     """The loss and timing of a finished step.
 
-    `loss` is the loss of this rank, and `mean_loss` the mean over all ranks. A field is None if the phase of the run
-    does not compute it.
+    `loss` is the loss of this rank, and `mean_loss` the mean over all ranks. A field is None if the step does not
+    compute it, for example in phase `forward`.
     """
 
     step: int
@@ -115,7 +115,7 @@ class StepResult:
         return self.tokens / self.seconds
 
     def line(self) -> str:
-        """Return the line of output that reports the step."""
+        """Return the line that the training program prints for this step."""
         parts = [f"step {self.step}"]
         if self.mean_loss is not None:
             parts.append(f"loss {self.mean_loss:.4f}")
@@ -125,10 +125,10 @@ class StepResult:
 
 
 class NoTelemetry:
-    """The telemetry of a run with `--telemetry off`, whose methods do nothing."""
+    """The telemetry interface, with methods that do nothing. A run with `--telemetry off` uses this class itself."""
 
     def enter(self, phase: str) -> None:
-        """Record that the run enters `phase`, such as loading the data, before its first step."""
+        """Record that the run enters `phase`, a part of the startup such as loading the data."""
 
     def begin(self, step: int) -> None:
         """Record that `step` begins."""
@@ -139,12 +139,12 @@ class NoTelemetry:
     def count_graph(self, shape: StepShape, loss: Tensor, saved_tensors: SavedTensorCounter | None) -> None:
         """Record the size of the autograd graph of a step, after its forward pass.
 
-        `saved_tensors` has counted the bytes saved for the backward pass; None if they are not counted. The record is
-        on disk before the backward pass starts, so it is available even if this step never finishes.
+        `saved_tensors` has counted the bytes saved for the backward pass; it is None if they are not counted. The
+        record is on disk before the backward pass starts, so it is available even if this step never finishes.
         """
 
     def count_step(self, shape: StepShape) -> None:
-        """Record the peak memory of the whole step."""
+        """Record the peak memory after a step."""
 
     def audit_dtypes(self, optimizer: torch.optim.Optimizer, expected: ExpectedDtypes) -> None:
         """Write a report of the dtypes of parameters, gradients, activations and optimizer state."""
@@ -173,7 +173,7 @@ class Telemetry(NoTelemetry):
 
         `model` is None in phase `data`. A memory dump is written every `mem_dump_every` steps, or never if it is 0.
         `steps` is the number of steps of the whole run. `compiled` and `sharded` describe the model. Raises
-        CannotRunError if TensorBoard or an allocator snapshot is requested and not available.
+        CannotRunError if TensorBoard or an allocator snapshot is requested but not available.
         """
         event_writer = _event_writer() if tensorboard else None
         self._history = AllocatorHistory(world.device) if mem_snapshot else None
@@ -201,7 +201,7 @@ class Telemetry(NoTelemetry):
         self._write_heartbeat(0, phase)
 
     def begin(self, step: int) -> None:
-        """Record that `step` begins, and sample the step if a sample is due."""
+        """Record that `step` begins. In the first step and in every EVERY_STEPS-th, also watch attention and gates."""
         self._sampling = self._observer is not None and (not self._sampled or step % EVERY_STEPS == 0)
         if self._observer is not None and self._sampling:
             self._observer.watch(dtypes=not self._sampled)

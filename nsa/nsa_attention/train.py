@@ -44,7 +44,7 @@ from .values import MEAN, SHARDED, BadShards, Phase, Wrapper
 from .warmup import uses_fused_kernels, warm_up
 from .world import CannotRunError, RanksDifferError, World, join_ranks
 
-# A step is reported if it waits longer for data than this, in seconds, and longer than it computes.
+# A step is reported if it waits for data for more than this many seconds and for more than half of its duration.
 STARVED_S = 1.0
 
 
@@ -92,7 +92,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def train(settings: Settings, world: World) -> None:
-    """Run all training steps. If the setting `phase` is `data`, only read their data."""
+    """Run all training steps. With `--phase data`, only read the training data of these steps."""
     torch.manual_seed(settings.seed)
     with closing(Batches(settings, world)) as batches:
         if settings.phase is Phase.DATA:
@@ -287,8 +287,8 @@ def _one_step(run: Run, step: int, *, is_first: bool) -> None:
 def _mean_over_ranks(run: Run, loss: Tensor) -> Tensor:
     """Return the mean loss over all ranks.
 
-    With `--bad-shards skip`, also check that all ranks are at the same data position, and raise CannotRunError on every
-    rank if they are not.
+    With `--bad-shards skip`, also check that all ranks are at the same data position. If they are not, every rank
+    raises CannotRunError.
     """
     position_digest = run.batches.position_digest() if run.settings.bad_shards is BadShards.SKIP else None
     try:
@@ -302,7 +302,7 @@ def _mean_over_ranks(run: Run, loss: Tensor) -> Tensor:
 
 @contextmanager
 def _debug_modes(run: Run, step: int, *, is_profiled: bool) -> Iterator[None]:
-    """Run the `with` block with the debugging tools that the settings enable."""
+    """Run the `with` block with a memory profiler and autograd's anomaly detection, if the settings enable them."""
     settings = run.settings
     path = settings.out_dir / f"mem_profile_rank{run.world.rank}_step{step}.txt"
     profiler = memory_profile(path, run.world.device) if settings.profile_memory and is_profiled else nullcontext()
@@ -326,8 +326,8 @@ def _shape_line(world: World, batch: Batch) -> str:
 def _mean_target_count(world: World, batches: Sequence[Batch]) -> float | None:
     """Return the number of targets that count in the loss, averaged over the ranks, or None if all targets count."""
     # With packed documents, the target after a document does not count, so ranks and micro-batches have different
-    # numbers of targets. The loss is divided by the mean number, which gives the same loss as one process would compute
-    # for the joint batch.
+    # numbers of targets. Dividing by the mean number gives the loss that one process would compute for the batches of
+    # all ranks together.
     if all(batch.lengths is None for batch in batches):
         return None
     count = torch.tensor(float(sum(batch.counted for batch in batches)), dtype=torch.float64, device=world.device)
@@ -339,8 +339,8 @@ def _micro_batch(
 ) -> Tensor:
     """Run the forward and backward pass of one micro-batch, and return its loss.
 
-    Gradients accumulate over the micro-batches of a step, and the last one reduces them across ranks. The loss is the
-    mean over the micro-batch. With `target_count`, it is the sum over its targets, divided by `target_count`.
+    Gradients accumulate over the micro-batches of a step, and the last micro-batch reduces them across ranks. The loss
+    is the mean over the targets, or with `target_count` the sum over the targets divided by `target_count`.
     """
     last, is_counted = micro == run.settings.accumulate - 1, is_first and micro == 0
     saved_tensors = (

@@ -84,14 +84,14 @@ class Wrapper(StrEnum):
 SHARDED = (Wrapper.FSDP, Wrapper.FSDP1)
 
 DTYPES = ("auto", "float32", "bfloat16", "float16", "float64")
-MEAN = "mean"  # the value of --loss that takes the mean of the logits as loss
+MEAN = "mean"  # the value of --loss for which the loss is the mean of the logits
 EVERY_LAYER = "all"
 NO_LAYER = "none"
 
 
 @dataclass(frozen=True)
 class Layers:
-    """A choice of the layers that use gradient checkpointing."""
+    """The layers that use gradient checkpointing: all, a range, or single layers."""
 
     every: bool = False
     start: int = 0
@@ -99,7 +99,7 @@ class Layers:
     members: tuple[int, ...] = ()
 
     def of(self, layers: int) -> frozenset[int]:
-        """Return the numbers of the chosen layers, for a model with `layers` layers."""
+        """Return the numbers of these layers in a model with `layers` layers."""
         if self.every:
             return frozenset(range(layers))
         return frozenset(range(self.start, self.stop)) | frozenset(self.members)
@@ -180,7 +180,7 @@ def switch(text: str) -> bool:
 
 
 def on_or_off(text: str) -> bool:
-    """Parse a switch that needs a value on the command line, because it is on by default."""
+    """Parse a value like `switch`, for an option that is on by default and therefore always needs a value."""
     return switch(text)
 
 
@@ -247,7 +247,7 @@ def tokenizer_source(text: str) -> str:
 class Resume(StrEnum):
     """The values of `--resume` that are not paths.
 
-    `auto` looks in the output directory of the run.
+    `auto` resumes from the latest checkpoint in the output directory, if there is one.
     """
 
     AUTO = "auto"
@@ -261,7 +261,7 @@ def checkpoint_source(text: str) -> Resume | Path:
 
 
 def existing_checkpoint(text: str) -> Path:
-    """Parse the path of an existing checkpoint, which is a directory, or of a directory of checkpoints."""
+    """Parse the path of an existing checkpoint directory, or of a directory that contains checkpoints."""
     if not Path(text).is_dir():
         raise ValueError(f'expected the path of a checkpoint or of a folder of them, got "{text}"')
     return Path(text)
@@ -275,12 +275,12 @@ def named_shape(text: str) -> NSAConfig:
 
 
 def ddp_switch(text: str) -> Wrapper:
-    """Parse a switch for DDP, and return the corresponding wrapper."""
+    """Parse a value like `switch`, and return DDP if it is on, otherwise no wrapper."""
     return Wrapper.DDP if switch(text) else Wrapper.NONE
 
 
 def flash_switch(text: str) -> Implementation:
-    """Parse a switch for flash-attn, and return the corresponding implementation."""
+    """Parse a value like `switch`, and return flash-attn if it is on, otherwise the automatic choice."""
     return Implementation.FLASH if switch(text) else Implementation.AUTO
 
 

@@ -23,7 +23,7 @@ class RanksDifferError(Exception):
     """Raised if a value that must be equal on all ranks differs."""
 
 
-# Numbers below this limit can be compared across ranks: float32 represents the sum of 4000 of their squares exactly.
+# Limit of numbers that can be compared across ranks: float32 represents the sum of 4000 of their squares exactly.
 MAX_COMPARED = 64
 
 
@@ -44,11 +44,10 @@ class World:
         return self.rank == 0
 
     def average_over_ranks(self, value: Tensor, expected_equal: int | None = None) -> Tensor:
-        """Return the mean of a scalar over all ranks. Raise RanksDifferError if `expected_equal` is not the same
-        everywhere.
+        """Return the mean of a scalar over all ranks, and check that `expected_equal` is the same on all of them.
 
-        The same all_reduce checks that `expected_equal`, a number from 0 to MAX_COMPARED - 1, is equal on all ranks. If
-        it is not, every rank raises RanksDifferError. Without a process group, return a copy of `value`.
+        Both use a single all_reduce. `expected_equal` is a number from 0 to MAX_COMPARED - 1, or None for no check. If
+        it differs, every rank raises RanksDifferError. Without a process group, return a copy of `value`.
         """
         sums = value.detach().clone()
         if self.backend is None:
@@ -77,7 +76,7 @@ _left_groups: list[dist.ProcessGroup] = []
 
 @atexit.register
 def _release_left_groups() -> None:
-    """Free the models of the group that was left last, and then the group, which joins its threads without the GIL."""
+    """Free the models that used the last process group, then the group, so that its threads end without the GIL."""
     gc.collect()
     _left_groups.clear()
 

@@ -41,18 +41,18 @@ _MASKED = -torch.inf
 class Pattern(Protocol):
     """A rule that defines which keys each query attends to.
 
-    `indices` [N, T, X] are the selected blocks, or the spans of keys for packed sequences. `start` and `stop` are the
-    first query of a tile and the one after the last.
+    `indices` [N, T, X] are the selected blocks, or the spans of keys for packed sequences. A tile contains the queries
+    from `start` to `stop` - 1.
     """
 
     def max_tile_queries(self) -> int:
-        """Return the maximum number of queries per tile."""
+        """Return the largest useful number of queries per tile. Larger tiles would compute too many masked scores."""
 
     def key_range(self, start: int, stop: int, indices: Tensor | None = None) -> tuple[int, int]:
         """Return a range that contains every key to which the queries from `start` to `stop` - 1 attend."""
 
     def bias(self, start: int, stop: int, indices: Tensor | None, like: Tensor) -> Tensor:
-        """Return a tile's mask bias, in the dtype of `like`: 0 for keys that a query attends to, -inf for others.
+        """Return the mask bias of a tile: 0 for keys that a query attends to, -inf for others.
 
         It broadcasts to [N, 1, C, S] and has the dtype and device of `like`.
         """
@@ -99,7 +99,7 @@ class LastTokens:
     window: int
 
     def max_tile_queries(self) -> int:
-        # Each tile reads w + C - 1 keys, of which a query attends to w.
+        # A tile of C queries reads w + C - 1 keys, and each query attends to w of them.
         return max(64, self.window // 8)
 
     def key_range(self, start: int, stop: int, _indices: Tensor | None = None) -> tuple[int, int]:
@@ -119,7 +119,7 @@ class LastTokens:
 class SelectedBlocks:
     """The mask of attention to selected blocks: a query attends to their tokens, up to its own position.
 
-    An index of -1 stands for no block.
+    An index of -1 means no block.
     """
 
     select_len: int
@@ -217,9 +217,8 @@ PATTERNS: dict[str, Callable[..., Pattern]] = {
 
 @lru_cache(maxsize=64)
 def _window_bias(window: int, before: int, queries: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return the mask bias of a sliding window for one tile. `before` is the number of keys before the tile."""
-    # `before` is the number of keys before the tile's first query. All tiles of a sequence share the result, except
-    # those at both ends.
+    """Return a tile's mask bias for a sliding window. `before` is the number of keys before the tile's first query."""
+    # All tiles of a sequence have the same bias, except the first and the last tiles.
     with torch.inference_mode(mode=False):  # the cached tensor must also be usable outside of inference mode
         query_C1 = torch.arange(before, before + queries, device=device)[:, None]
         key_S = torch.arange(before + queries, device=device)
@@ -249,7 +248,7 @@ def compressed_attention(
 ) -> tuple[Tensor, Tensor]:
     """Return the output [B, H, T, E] and log-sum-exp [B, H, T] of attention to compressed blocks.
 
-    A query before the first complete block gets 0 and -inf.
+    A query before the end of the first block gets the output 0 and the log-sum-exp -inf.
     """
     lengths = [block_len, block_stride]
     return attend(q_BHTD, k_BGSD, v_BGSE, pattern="compressed", lengths=lengths, kernel=kernel, scale=scale)
@@ -267,8 +266,8 @@ def selected_attention(
 ) -> tuple[Tensor, Tensor]:
     """Return the output [B, H, T, E] and log-sum-exp [B, H, T] of attention to the selected blocks.
 
-    A query whose indices are all -1 gets 0 and -inf. Work grows with T for the blockwise kernel, and with T squared for
-    the other kernels, which mask all keys.
+    A query whose indices are all -1 gets the output 0 and the log-sum-exp -inf. The work of the blockwise kernel grows
+    with T; the other kernels compute the scores of all keys and mask them, so their work grows with T squared.
     """
     if kernel.name == BlockwiseKernel.name:
         return blockwise(q_BHTD, k_BGTD, v_BGTE, indices_BGTn, select_len=select_len, scale=scale)
@@ -439,7 +438,7 @@ def _attend_tiles(
     lse_NhT: Tensor,
     scale: float,
 ) -> None:
-    """Write the output and log-sum-exp of attention for all tiles, except in rows of queries that attend to no key."""
+    """Write the output and log-sum-exp of attention tile by tile. Do not write the rows of queries without keys."""
     with autocast_disabled(q_NhTD):
         for start, stop in _tiles(q_NhTD, rule, tile_kernel, indices):
             first, last = rule.key_range(start, stop, indices)

@@ -1,6 +1,6 @@
 """Implementations of the attention branches in plain PyTorch, and the interface of all implementations.
 
-TiledBackend runs on every device. SlidingBackend wraps flash attention of other projects, which supports only the
+TiledBackend runs on every device. SlidingBackend wraps flash-attn or PyTorch's flash attention, which support only the
 sliding branch. `starts` packs several sequences into one row (ops/packed.py) and needs a batch of 1.
 
 Dimensions: c branches, B batch, H query heads, G groups, T tokens, S compressed blocks, N tokens of all sequences in

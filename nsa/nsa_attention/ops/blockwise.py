@@ -41,12 +41,12 @@ from .kernels import (
 
 @dataclass(frozen=True, kw_only=True)
 class BlockReaders:
-    """For each block of keys, the queries that selected it.
+    """The queries that selected each block of keys.
 
     A query that selected a block twice is listed once; blocks that start after the query are ignored.
     """
 
-    unmasked_queries: int  # this many leading queries attend to every block up to their own, as in causal attention
+    unmasked_queries: int  # leading queries that attend to every block up to their own, as in causal attention
     select_len: int
     keys: int
     rows: int  # batch x groups
@@ -55,7 +55,7 @@ class BlockReaders:
     ends: list[int]  # index in `queries` after the last query of each block, row by row
 
     def rows_with_readers(self, rows: slice) -> range:
-        """Return the rows (batch x groups) in the slice `rows`, or an empty range if no query selected a block."""
+        """Return the row numbers in the slice `rows`, or an empty range if no query selected a block."""
         return range(self.rows if len(self.queries) else 0)[rows]
 
     def chunks(self, row: int, max_queries: int) -> Iterator[Chunk]:
@@ -93,7 +93,7 @@ class Chunk:
 def block_readers(indices_NTn: Tensor, select_len: int, keys: int, *, separate_leading: bool) -> BlockReaders:
     """Return the queries that selected each block of keys.
 
-    With `separate_leading`, the leading queries that attend to every block up to their own are left out.
+    With `separate_leading`, the result excludes the leading queries that attend to every block up to their own.
     """
     rows, queries, _ = indices_NTn.shape
     blocks = -(-keys // select_len)
@@ -113,7 +113,7 @@ def block_readers(indices_NTn: Tensor, select_len: int, keys: int, *, separate_l
 
 
 def _unique_reads(indices_NTn: Tensor, select_len: int, blocks: int) -> Tensor:
-    """Return the distinct triples of row, block and selecting query, encoded as sorted integers."""
+    """Return each distinct triple (row, block, query that selected the block), packed into sorted integers."""
     rows, queries, _ = indices_NTn.shape
     block = indices_NTn.long()
     query = torch.arange(queries)[:, None]
@@ -174,7 +174,7 @@ def reason_blockwise_is_slower(queries: int, places: int, select_len: int) -> st
 
 
 def minimum_tokens(places: int, select_len: int) -> int:
-    """Return the minimum sequence length for which `blockwise` with `places` blocks per query is the faster method."""
+    """Return the shortest sequence for which `blockwise`, with `places` blocks per query, is faster than a mask."""
     return max(MIN_TOKENS, 2 * places * select_len)
 
 

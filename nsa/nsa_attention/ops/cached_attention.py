@@ -27,7 +27,7 @@ _EAGER = EagerKernel()
 
 
 class Kind(IntEnum):
-    """The kind of rows that a cache contains. The value is the index in the second dimension of the page table."""
+    """A kind of row in a cache. The value is the index in the second dimension of the page table."""
 
     BLOCKS = 0  # compressed blocks, or block means if the layer has no compressed branch
     TOKENS = 1  # tokens of the selected branch, or of dense attention
@@ -36,15 +36,15 @@ class Kind(IntEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class CachedRows:
-    """The cached keys and values of a layer, for the sequences that have new tokens, which are included.
+    """The cached keys and values of a layer, including those of the new tokens, for the sequences with new tokens.
 
-    Row i of a sequence is row i % r of a page: the page in column i // r of its table, or without tables the page with
-    the number of the sequence. Rows that a sequence does not have may contain any values, also NaN.
+    Row i of a sequence is row i % r of the page in column i // r of its table. Without tables, each sequence has one
+    page, with the number of the sequence. Rows after the end of a sequence may contain any values, including NaN.
     """
 
     memory: Mapping[Kind, tuple[Tensor, Tensor]]  # keys [pages, G, r, D] and values [pages, G, r, E], contiguous
     lengths: Tensor  # [B] int32, tokens of each sequence, at least 1
-    longest: int  # the largest length, known to the host
+    longest: int  # the largest length, as a number on the host
     numbers: Tensor | None = None  # [B], the numbers of the sequences; None: 0 to B - 1
     tables: Tensor | None = None  # [B, 3, columns] int32; an entry without a page may be any valid page
     is_uniform: bool = False  # whether all sequences have the same length
@@ -56,11 +56,11 @@ class CachedRows:
 
     @property
     def pool(self) -> tuple[Tensor, Tensor]:
-        """Return the keys and values of all pages, if every kind of rows has the same pages."""
+        """Return the keys and values of all pages. In a paged cache, all kinds of rows share these two tensors."""
         return next(iter(self.memory.values()))
 
     def read(self, kind: Kind, row_Ns: Tensor) -> tuple[Tensor, Tensor]:
-        """Copy the keys [N, s, D] and values [N, s, E] of these rows."""
+        """Return copies of the keys [N, s, D] and values [N, s, E] in the rows `row_Ns`."""
         keys, values = self.memory[kind]
         sequences, page_size, device = len(self.lengths), keys.shape[2], row_Ns.device
         if self.tables is not None:
@@ -73,7 +73,7 @@ class CachedRows:
         return keys[index], values[index]
 
     def read_first(self, kind: Kind, count: int) -> tuple[Tensor, Tensor]:
-        """Return the keys [N, count, D] and values [N, count, E] of the first rows, if possible as views."""
+        """Return the keys [N, count, D] and values [N, count, E] of the first rows, as views if possible."""
         if self.tables is not None:
             row_s = torch.arange(count, device=self.lengths.device)
             return self.read(kind, row_s.expand(len(self.lengths) * self.groups, -1))
@@ -88,7 +88,7 @@ class CachedRows:
         return lengths_X[:, None] + torch.arange(-queries, 0, device=lengths.device)
 
     def per_token(self, queries: int) -> CachedRows:
-        """Return the same rows as if each of the last `queries` tokens of a sequence ended a sequence of its own."""
+        """Return the rows with a separate sequence for each of the last `queries` tokens, which ends at this token."""
         if queries == 1:
             return self
         assert self.tables is not None
@@ -107,7 +107,7 @@ class CachedAttentionConfig:
 
     @property
     def pattern(self) -> CompletedBlocks:
-        """Return the blocks that are complete after a number of tokens."""
+        """Return the mask pattern of the compressed branch."""
         return CompletedBlocks(self.selection.block_len, self.selection.block_stride)
 
 
@@ -182,7 +182,7 @@ def _attend_window(q_NhCD: Tensor, positions_XC: Tensor, rows: CachedRows, confi
 def block_probabilities(q_NhCD: Tensor, k_NSD: Tensor, positions_XC: Tensor, selection: Selection) -> Tensor:
     """Return the attention probabilities of each query over the compressed keys, [N, S, h, C].
 
-    Both the output of the compressed branch and the importance of blocks are computed from it.
+    The output of the compressed branch and the importance of the blocks are computed from these probabilities.
     """
     block_S = torch.arange(k_NSD.shape[1], device=k_NSD.device)
     last_tokens_S = block_S * selection.block_stride + selection.block_len - 1
@@ -201,7 +201,7 @@ def compressed_output(probs_NShC: Tensor, v_NSE: Tensor) -> Tensor:
 def selected_blocks(probs_NShC: Tensor, positions_XC: Tensor, longest: int, selection: Selection) -> Tensor:
     """Return the indices of the blocks that each query selects, int32, shape [N, C, n or fewer].
 
-    `longest` is larger than the highest position.
+    `longest` is the number of tokens of the longest sequence.
     """
     blocks = -(-longest // selection.select_len)
     return best_blocks_from_probabilities(probs_NShC.sum(2), positions_XC, blocks, selection)

@@ -1,6 +1,6 @@
 """Validation of the arguments of `nsa_func`, shared by all implementations.
 
-The code behind it does not check again. With invalid arguments, a kernel would read beyond the end of a tensor.
+The implementations do not check again. With invalid arguments, a kernel would read beyond the end of a tensor.
 
 Dimensions: B batch, T tokens, H query heads, G key and value heads, S compressed blocks, D key width, E value width.
 """
@@ -27,7 +27,7 @@ _IMPLEMENTATIONS = tuple(map(str, Implementation))  # torch.compile of torch 2.1
 
 @dataclass(frozen=True, kw_only=True)
 class Lengths:
-    """The lengths that a caller gave to `nsa_func`, under the names of its parameters."""
+    """The length arguments of `nsa_func`. The fields have the names of its parameters."""
 
     block_size: int
     block_count: int
@@ -47,10 +47,10 @@ def validate_inputs(
 ) -> Tensor | None:
     """Check the arguments of `nsa_func`, and return the starts of packed sequences, or None if there are none.
 
-    `keys_and_values` and `gates` contain the tensors by the names of their parameters; `v_*` are values. Raises
+    `keys_and_values` and `gates` map parameter names to tensors; the names of values begin with `v_`. Raises a
     ValueError that lists every mistake with the parameter, the expected and the actual value. Values of `cu_seqlens` on
     a CPU are checked as well. On a GPU, reading them would block the stream in each pass; instead the device checks
-    them with torch._assert_async, once per tensor and version, and wrong values end the process.
+    them with torch._assert_async, once per tensor and version, and wrong values abort the process.
     """
     problems = _number_problems(lengths, scale, implementation)
     tensors = {"q": q, **keys_and_values, **gates} | ({} if cu_seqlens is None else {"cu_seqlens": cu_seqlens})
@@ -240,7 +240,7 @@ def cu_seqlens_value_problems(starts: list[int], tokens: int) -> list[str]:
 
 
 def assert_cu_seqlens_async(starts: Tensor, tokens: int, blocks: int, compress_size: int, compress_stride: int) -> None:
-    """Check `cu_seqlens` on its device, without waiting for the result. If a value is wrong, the process ends later."""
+    """Check `cu_seqlens` on its device, without waiting for the result. A wrong value aborts the process later."""
     fits = (starts[0] == 0) & (starts[-1] == tokens) & (starts.diff() >= 0).all()
     fits &= compressed_starts(starts, compress_size, compress_stride)[-1] == blocks
     torch._assert_async(

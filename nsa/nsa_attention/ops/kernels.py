@@ -1,4 +1,4 @@
-"""Attention of one tile of queries without Triton.
+"""Kernels in plain PyTorch that compute attention for one tile of queries.
 
 Dimensions: N batch x groups, h query heads of a group, T queries, C queries of a tile, S keys, D key width, E value
 width.
@@ -31,7 +31,7 @@ class TileState:
 
 
 class Kernel(Protocol):
-    """The interface of the code that computes attention for one tile of queries.
+    """The interface of a kernel, which computes attention for one tile of queries.
 
     `bias` has the shape [N or 1, 1, C, S] and is 0 for visible keys and -inf for others. A query without visible keys
     gets output 0.
@@ -53,7 +53,7 @@ class Kernel(Protocol):
 
 
 def tiles(queries: int, elements_per_query: int, longest: int) -> Iterator[tuple[int, int]]:
-    """Yield ranges [start, stop) of queries that are short enough to keep intermediate tensors small."""
+    """Split the queries into ranges [start, stop) for which the intermediate tensors stay small, and yield them."""
     length = max(SHORTEST_TILE, min(longest, TILE_ELEMENTS // max(1, elements_per_query)))
     for start in range(0, queries, length):
         yield start, min(start + length, queries)

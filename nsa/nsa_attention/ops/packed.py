@@ -80,8 +80,8 @@ def apply_per_sequence(
 ) -> tuple[Any, ...]:
     """Apply `operation` to each sequence separately, and concatenate the results along dimension 2.
 
-    `packed_tensors` are pairs of a tensor [1, *, rows, *] and the starts that split its rows, or None for rows that are
-    not packed. Reads the starts from the device.
+    `packed_tensors` are pairs of a tensor [1, *, rows, *] and the starts of the sequences in its rows. If the first
+    starts are None, nothing is split. Reads the starts from the device.
     """
     if packed_tensors[0][1] is None:
         return operation(*(tensor for tensor, _ in packed_tensors))

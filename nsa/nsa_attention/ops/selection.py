@@ -58,8 +58,8 @@ class Selection:
 class SelectionMemo:
     """The blocks that a layer selected, stored for the recomputation in gradient checkpointing.
 
-    The operator finds the memo by a number in a tensor. With different Python state in the two passes, torch.compile
-    would compile each pass separately, but the recomputation must save the same tensors as the first pass.
+    The operator finds the memo by a number in a tensor. If the first pass and the recomputation differed in a Python
+    value, torch.compile would compile them separately, but both must save the same tensors.
     """
 
     _next = itertools.count()
@@ -94,8 +94,8 @@ def select_blocks(
     of a group share their selection, which is deterministic and does not depend on later tokens.
 
     `k_BGSD` are the compressed keys. If the memo with number `memo_number` already has indices, they are returned.
-    `ranked_by` is a key of RANKERS; the fused ranker needs `lse_BHT`, the log-sum-exp of the queries over the keys.
-    `starts` are those of packed sequences (ops/packed.py); indices then count from each query's own sequence.
+    `ranked_by` is a key of RANKERS; the fused ranker needs `lse_BHT`, the log-sum-exp of the compressed branch.
+    `starts` are the starts of packed sequences (ops/packed.py); indices then count from the start of the sequence.
     """
     with torch.no_grad():
         return _select(
@@ -136,7 +136,7 @@ def _select(
 def remember(memo_number: Tensor | None, select: Callable[[], Tensor]) -> Tensor:
     """Return a copy of the indices in the memo with this number. If it has none, store the result of `select` first.
 
-    Without a number, `select` is called each time.
+    Without a number, return the result of `select`.
     """
     if memo_number is None:
         return select()

@@ -20,7 +20,7 @@ from .selection import Selection
 class KeysAndValues:
     """The keys and values of each attention branch, as pairs of tensors.
 
-    The compressed branch has keys [B, G, S, D] and values [B, G, S, E]; the others [B, G, T, D] and [B, G, T, E].
+    The compressed branch has keys [B, G, S, D] and values [B, G, S, E], the others have [B, G, T, D] and [B, G, T, E].
     """
 
     compressed: tuple[Tensor, Tensor]

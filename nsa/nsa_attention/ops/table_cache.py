@@ -1,7 +1,7 @@
 """A cache of small tables that all layers of a model share.
 
 Below a few thousand tokens the host limits the speed of a pass, so tables are not computed again. Tables for single
-sequences are cached by their arguments; tables for packed sequences as long as their `starts` tensor is alive.
+sequences are cached by their arguments. Tables for packed sequences are cached as long as the `starts` tensor is alive.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 Table = TypeVar("Table")
 
-MAX_ENTRIES = 64  # tables cached by arguments; a table has about four numbers per token
+MAX_ENTRIES = 64  # number of tables cached by arguments; a table has about four numbers per token
 _MISSING: Any = object()
 _by_arguments: OrderedDict[Hashable, Any] = OrderedDict()
 _by_starts = WeakIdKeyDictionary()  # starts tensor -> (its version, {key: table})
@@ -28,9 +28,9 @@ def cached_table(
 ) -> Table:
     """Return a table from the cache. If it is not cached yet, call `compute` to create it.
 
-    `arguments` starts with the name of the table. `starts` are those of packed sequences, or None; if they were changed
-    in place, the table is computed again. Nothing is cached while torch.compile traces or a CUDA graph is captured,
-    because results have no values yet. Never waits for the device.
+    `arguments` starts with the name of the table. `starts` are the starts of packed sequences, or None; if they were
+    changed in place, the table is computed again. Nothing is cached while torch.compile traces or a CUDA graph is
+    captured, because results have no values yet. The function never waits for the device.
     """
     if not _may_cache(starts, device):
         return compute()
