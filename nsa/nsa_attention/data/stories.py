@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from .shards import Record
 
-SHARDS, STORIES_OF_SHARD = 16, 500  # 6 MB
+SHARDS, STORIES_OF_SHARD = 16, 500  # 7 MB
 
 _PEOPLE = (
     "Anna", "Bertil", "Clara", "David", "Edith", "Felix", "Greta", "Harald", "Ingrid", "Jonas", "Katrin", "Lorenz",
