@@ -49,7 +49,7 @@ class Compression(StrEnum):
 
     MLP = "mlp"  # as in the paper: an MLP over the block's concatenated tokens plus a learned position embedding
     MEAN = "mean"  # the mean of the block's tokens
-    MEAN_MLP = "mean_mlp"  # the mean plus the output of such an MLP
+    MEAN_MLP = "mean_mlp"  # the mean of the tokens, plus the output of an MLP as in `mlp`
 
 
 FORCED_BLOCKS = 3  # always selected: block 0, the query's own block and the block before it

@@ -16,7 +16,7 @@ from .compression import BlockMeanMLP
 def load_dense_weights(
     layer: NSAttention, q: Tensor, k: Tensor, v: Tensor, out: Tensor, *, open_gate: float = 4.0
 ) -> None:
-    """Copy the projection weights of a dense causal attention layer into `layer`, which then computes nearly the same.
+    """Copy the projection weights of a dense causal attention layer to `layer`, which then has nearly the same output.
 
     `q` [H * D, M], `k` [G * D, M], `v` [G * E, M] and `out` [M, H * E] are weights of linear layers without biases. All
     three branches start with the same keys and values. The rows of `q` and `k` must have the order of the rotary

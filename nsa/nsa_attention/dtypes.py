@@ -42,7 +42,7 @@ def dtype_report(
     activations: Mapping[str, torch.dtype],
     expected: ExpectedDtypes,
 ) -> str:
-    """Return the text of dtypes_report.txt, a table of the dtypes of a model and its training state.
+    """Return the text of dtypes_report.txt, a list of the dtypes of a model and of its training state.
 
     `activations` maps module names to the dtype of their output.
     """

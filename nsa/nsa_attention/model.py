@@ -137,7 +137,7 @@ class Layer(nn.Module):
         if self.recompute is None:
             return run(x_BTM, cos_sin_2Tp, None, documents)
         # The first pass fills the memo and the recomputation reads it, so both use the same selected blocks. As an
-        # argument of `checkpoint` the memo lives until no recomputation can follow.
+        # argument of `checkpoint`, the memo stays alive until no recomputation can follow.
         reentrant = self.recompute is Recompute.REENTRANT
         return checkpoint(_run_with_memo, run, x_BTM, cos_sin_2Tp, SelectionMemo(), documents, use_reentrant=reentrant)
 

@@ -34,8 +34,8 @@ Hook = Callable[[Any, GradBucket], torch.futures.Future[Tensor]]
 
 def comm_hook_for(name: str, backend: str | None) -> Hook:
     """Return the DDP communication hook for `name`, a value of the option `--comm-hook`."""
-    # The hook for "bf16" sends gradients as bfloat16. With `backend` "nccl" it is PyTorch's hook. gloo cannot add
-    # bfloat16, so other backends use `gloo_bf16_hook`.
+    # The hook for the name "bf16" sends gradients as bfloat16. With `backend` "nccl" it is PyTorch's hook. gloo cannot
+    # add bfloat16, so other backends use `gloo_bf16_hook`.
     if name == "none":
         return allreduce_hook
     return bf16_compress_hook if backend == "nccl" else gloo_bf16_hook
@@ -43,8 +43,8 @@ def comm_hook_for(name: str, backend: str | None) -> Hook:
 
 def gloo_bf16_hook(_: object, bucket: GradBucket) -> torch.futures.Future[Tensor]:
     """DDP communication hook for gloo: average a gradient bucket over all ranks in bfloat16."""
-    # The hook waits for both of its exchanges before it returns. If the second exchange were started by a callback of
-    # the first, it would run in one of gloo's threads, and the ranks might start their exchanges in different orders.
+    # The hook waits for both collectives of `mean_as_bf16` before it returns. If a callback of the first started the
+    # second, it would run in one of gloo's threads, and the ranks might start collectives in different orders.
     buffer = bucket.buffer()
     buffer.copy_(mean_as_bf16(buffer))
     result: torch.futures.Future[Tensor] = torch.futures.Future()
@@ -55,8 +55,8 @@ def gloo_bf16_hook(_: object, bucket: GradBucket) -> torch.futures.Future[Tensor
 def mean_as_bf16(values: Tensor) -> Tensor:
     """Return the mean of a flat tensor over all ranks, communicated as bfloat16."""
     # Each rank receives one part of the tensor from all ranks, averages it in float32, and sends the mean to all ranks.
-    # Values are rounded to bfloat16 before both exchanges. They are sent as bytes, because gloo does not support
-    # bfloat16.
+    # Values are rounded to bfloat16 before each of the two collectives. They are sent as bytes, because gloo does not
+    # support bfloat16.
     ranks = dist.get_world_size()
     sent = functional.pad(values, (0, -values.numel() % ranks)).to(torch.bfloat16)
     received = torch.empty_like(sent)

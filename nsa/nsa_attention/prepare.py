@@ -36,7 +36,7 @@ BAR_WIDTH = 24
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """A finished token file, with the shard and the tokenizer from which it was made."""
+    """The record of a finished token file: its shard, its tokenizer, and the numbers of tokens and documents."""
 
     file: str
     source: str

@@ -31,7 +31,7 @@ from .values import one_of, whole
 _LAUNCH_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "ROLE_", "MASTER_", "TORCHELASTIC_", "NSA_OUT_DIR")
 LAUNCH_LOG = "launch.log"
 _MAX_LOSS_DIFFERENCE = 1e-4
-_MAX_WEIGHT_DIFFERENCE = {1: 0.0, 2: 0.0}  # by number of ranks; with more than two, DDP's buckets affect rounding
+_MAX_WEIGHT_DIFFERENCE = {1: 0.0, 2: 0.0}  # key: ranks; with more than two, DDP's buckets affect rounding
 _MAX_WEIGHT_DIFFERENCE_MORE_RANKS = 1e-6
 
 

@@ -65,7 +65,7 @@ class Run:
     world: World
     batches: Batches
     bare: TinyLM
-    model: nn.Module  # `bare` in its wrapper
+    model: nn.Module  # `bare` after wrapping, for example with DDP
     optimizer: torch.optim.Optimizer
     scaler: torch.amp.GradScaler
     traces: Traces

@@ -46,7 +46,7 @@ def warm_up(
     Rank 0 stores the tile sizes in `file`, by default `tuning_file()`. If the file cannot be written, the summary says
     so. `autocast` creates the context in which the forward pass runs.
     """
-    # Packed documents need another variant of the selection kernel. Document lengths do not need further variants.
+    # Packed documents need another variant of the selection kernel, which is the same for all document lengths.
     result = measure_tiles(
         lambda: _run_one_layer(model, world.device, batch, tokens, autocast),
         lambda: _run_one_layer(model, world.device, batch, tokens, autocast, documents=True),

@@ -76,7 +76,7 @@ _left_groups: list[dist.ProcessGroup] = []
 
 @atexit.register
 def _release_left_groups() -> None:
-    """Free the models that used the last process group, then the group, so that its threads end without the GIL."""
+    """Free the models that used the last process group, then the group, which ends its threads without the GIL."""
     gc.collect()
     _left_groups.clear()
 

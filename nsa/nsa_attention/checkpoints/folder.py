@@ -203,7 +203,7 @@ def keep_newest(folder: Path, count: int) -> None:
 
 
 def tidy(folder: Path, done: int) -> Iterator[str]:
-    """Clean up `folder` before a run resumes after step `done`. Yield a message for each checkpoint set aside."""
+    """Clean up `folder` before a run resumes after step `done`. Yield a message for each checkpoint that is renamed."""
     # Unfinished and half-removed directories are deleted. Checkpoints of later steps belong to a different training
     # history. They are renamed to `step-<k>.set-aside`, so that no run resumes from them.
     for path in _entries(folder):

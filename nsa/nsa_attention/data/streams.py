@@ -25,7 +25,7 @@ from .shards import Record, Shard
 from .shared_blocks import Reading, Session, SharedBlock, SharedBlocks
 from .tokens import Tokenizer, Tokens
 
-# Number of consecutive records that are shuffled together. A worker tokenizes one such block at a time.
+# Number of consecutive records in a block. Records are shuffled within a block, and a worker tokenizes a whole block.
 BLOCK = 256
 BLOCKS_AHEAD = 4
 SLOW_S = 5.0

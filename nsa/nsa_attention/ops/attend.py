@@ -485,7 +485,7 @@ def _attend_backward(
     ):
         dk[rows] += piece_dk
         dv[rows] += piece_dv
-    # An operator must not return its inputs or views of them. `to` may return its input, but these are new tensors.
+    # An operator must not return its inputs or views of them. `to` may return `dk` itself, which is a new tensor.
     return dq, dk.to(k_NSD.dtype), dv.to(v_NSE.dtype)
 
 

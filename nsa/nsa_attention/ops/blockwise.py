@@ -240,7 +240,7 @@ def _blockwise_backward(
         for number, dk_SD, dv_SE in chain.from_iterable(run_in_threads(cut)):
             dk[number] += dk_SD
             dv[number] += dv_SE
-    # An operator must not return its inputs or views of them. `to` may return its input, but these are new tensors.
+    # An operator must not return its inputs or views of them. `to` may return `dk` itself, which is a new tensor.
     return dq, dk.to(k_NSD.dtype), dv.to(v_NSE.dtype)
 
 
