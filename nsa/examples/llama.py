@@ -129,7 +129,7 @@ class NSACacheLayer(CacheLayerMixin):
         return -1
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
-        """Raise NotImplementedError. Only beam search reorders sequences."""
+        """Raise NotImplementedError, because NSA caches do not support beam search."""
         raise NotImplementedError("NSA caches do not support beam search; use num_beams=1")
 
 

@@ -81,7 +81,7 @@ def even_dimensions_first(weight: Tensor, width: int) -> Tensor:
 
 @torch.no_grad()
 def generate(model: nn.Module, tokens: Tensor, count: int) -> Tensor:
-    """Continue `tokens` [B, T] with the most likely token `count` times, and return the new tokens [B, count]."""
+    """Generate `count` tokens greedily after `tokens` [B, T], and return the new tokens [B, count]."""
     layers = [module for module in model.modules() if isinstance(module, TitanNSA)]
     generated = []
     try:

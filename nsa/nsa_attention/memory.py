@@ -93,7 +93,7 @@ class MemoryDump:
 
 
 def memory_dump(device: torch.device, *, step: int, rank: int) -> MemoryDump:
-    """Return the current memory use, including all live tensors. This is too slow to do in every step."""
+    """Return the current memory use, with the largest groups of live tensors. This is too slow for every step."""
     gpu = gpu_bytes(device) or {}
     return MemoryDump(
         step=step,

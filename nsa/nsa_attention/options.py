@@ -16,7 +16,7 @@ class SettingsError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Option:
-    """One option of the training program.
+    """A command-line option.
 
     `parse` converts text from the command line or the YAML file, and raises ValueError for a wrong value. `env` lists
     the environment variables that set the option, each with its own parser. `spellings` are other names of the flag.

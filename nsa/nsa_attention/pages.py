@@ -53,7 +53,7 @@ def is_dense(config: LayerConfig) -> bool:
 
 
 def stored_kinds(config: LayerConfig) -> tuple[Kind, ...]:
-    """Return the kinds of rows that a layer caches."""
+    """Return the kinds of rows that a layer caches: compressed blocks, tokens, or tokens of the sliding window."""
     if is_dense(config):
         return (Kind.TOKENS,)
     cached = {
@@ -65,7 +65,7 @@ def stored_kinds(config: LayerConfig) -> tuple[Kind, ...]:
 
 
 def rows_of(config: LayerConfig, kind: Kind, tokens: int) -> int:
-    """Return the number of rows of a kind in a sequence of `tokens` tokens."""
+    """Return the number of rows, that is compressed blocks or tokens, in a sequence of `tokens` tokens."""
     return CompletedBlocks(config.block_len, config.block_stride).count(tokens) if kind is Kind.BLOCKS else tokens
 
 
@@ -132,7 +132,7 @@ class PageTable:
             pages.clear()
 
     def on(self, device: torch.device) -> Tensor:
-        """Return the page numbers as a tensor on `device`, int32, shape [sequences, 3, columns].
+        """Return the page table, with the numbers of the pages, on `device`: int32, [sequences, 3, columns].
 
         If a sequence owns no page for an entry, the entry contains an arbitrary valid page number.
         """

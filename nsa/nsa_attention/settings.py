@@ -143,7 +143,7 @@ def read_settings(arguments: Sequence[str], environment: Mapping[str, str]) -> S
 
 
 def _with_dashes(word: str) -> str:
-    """Replace underscores in an option name with dashes, which allows both spellings."""
+    """Replace underscores in an option name with dashes, so that both spellings are accepted."""
     name, equals, value = word.partition("=")
     return name.replace("_", "-") + equals + value if name.startswith("--") else word
 

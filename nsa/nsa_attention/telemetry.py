@@ -201,7 +201,7 @@ class Telemetry(NoTelemetry):
         self._write_heartbeat(0, phase)
 
     def begin(self, step: int) -> None:
-        """Record that `step` begins. In the first step and in every EVERY_STEPS-th, also watch attention and gates."""
+        """Record that `step` begins. In the first step and every EVERY_STEPS steps, add hooks that sample attention."""
         self._sampling = self._observer is not None and (not self._sampled or step % EVERY_STEPS == 0)
         if self._observer is not None and self._sampling:
             self._observer.watch(dtypes=not self._sampled)

@@ -180,7 +180,7 @@ def switch(text: str) -> bool:
 
 
 def on_or_off(text: str) -> bool:
-    """Parse a value like `switch`, for an option that is on by default and therefore always needs a value."""
+    """Parse a value as `switch` does, for an option that is on by default and therefore always needs a value."""
     return switch(text)
 
 
@@ -275,12 +275,12 @@ def named_shape(text: str) -> NSAConfig:
 
 
 def ddp_switch(text: str) -> Wrapper:
-    """Parse a value like `switch`, and return DDP if it is on, otherwise no wrapper."""
+    """Parse a value as `switch` does. Return DDP if it is on, otherwise no wrapper."""
     return Wrapper.DDP if switch(text) else Wrapper.NONE
 
 
 def flash_switch(text: str) -> Implementation:
-    """Parse a value like `switch`, and return flash-attn if it is on, otherwise the automatic choice."""
+    """Parse a value as `switch` does. Return flash-attn if it is on, otherwise the automatic choice."""
     return Implementation.FLASH if switch(text) else Implementation.AUTO
 
 

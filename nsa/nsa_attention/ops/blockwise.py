@@ -174,7 +174,7 @@ def reason_blockwise_is_slower(queries: int, places: int, select_len: int) -> st
 
 
 def minimum_tokens(places: int, select_len: int) -> int:
-    """Return the shortest sequence for which `blockwise`, with `places` blocks per query, is faster than a mask."""
+    """Return the shortest length for which `blockwise` with `places` blocks is faster than masked attention."""
     return max(MIN_TOKENS, 2 * places * select_len)
 
 

@@ -27,7 +27,7 @@ _EAGER = EagerKernel()
 
 
 class Kind(IntEnum):
-    """A kind of row in a cache. The value is the index in the second dimension of the page table."""
+    """A kind of row in a KV cache. The value is the index in the second dimension of the page table."""
 
     BLOCKS = 0  # compressed blocks, or block means if the layer has no compressed branch
     TOKENS = 1  # tokens of the selected branch, or of dense attention
@@ -224,7 +224,7 @@ def masked_attention(q_NhCD: Tensor, k_NSD: Tensor, v_NSE: Tensor, visible_XCS: 
 
 
 def _by_sequence(q_1HRD: Tensor, rows: CachedRows) -> Tensor:
-    """Return the queries of each sequence and group, [N, h, C, D]."""
+    """Return the queries, arranged by sequence and group, [N, h, C, D]."""
     q_GhBCD = q_1HRD[0].unflatten(1, (len(rows.lengths), -1)).unflatten(0, (rows.groups, -1))
     return q_GhBCD.permute(2, 0, 1, 3, 4).flatten(0, 1)
 

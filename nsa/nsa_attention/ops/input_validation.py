@@ -213,7 +213,7 @@ def cu_seqlens_form_problems(starts: Tensor, tensor: Tensor, name: str) -> list[
 def cu_seqlens_problems(
     starts: list[int], tokens: int, blocks: int, compress_size: int, compress_stride: int
 ) -> list[str]:
-    """Return one message per error in the values of `cu_seqlens`, with the number of compressed blocks."""
+    """Return one message per error in the values of `cu_seqlens` or in the number of compressed blocks."""
     problems = cu_seqlens_value_problems(starts, tokens)
     if not problems:
         lengths = (stop - start for start, stop in pairwise(starts))

@@ -53,7 +53,7 @@ class Kernel(Protocol):
 
 
 def tiles(queries: int, elements_per_query: int, longest: int) -> Iterator[tuple[int, int]]:
-    """Split the queries into ranges [start, stop) for which the intermediate tensors stay small, and yield them."""
+    """Split the queries into ranges [start, stop) for which intermediate tensors stay small, and yield the ranges."""
     length = max(SHORTEST_TILE, min(longest, TILE_ELEMENTS // max(1, elements_per_query)))
     for start in range(0, queries, length):
         yield start, min(start + length, queries)
