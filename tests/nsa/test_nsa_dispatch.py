@@ -337,3 +337,24 @@ def test_the_stand_ins_have_the_parameters_of_the_real_ones(name: str) -> None:
     real = pytest.importorskip(module)
     ours, theirs = (inspect.signature(function).parameters for function in (globals()[name], getattr(real, name)))
     assert set(ours) - {"enable_gqa"} <= set(theirs)
+
+
+WITHOUT_NUMPY = """
+import sys
+sys.modules["numpy"] = None
+from nsa_attention.ops.dispatch import triton_import_reason
+assert triton_import_reason() is None, triton_import_reason()
+try:
+    import nsa_attention.data
+except ImportError as error:
+    print(error)
+"""
+
+
+def test_without_numpy_there_are_kernels_and_training_names_what_to_install() -> None:
+    """Only Triton's interpreter needs NumPy. A GPU without NumPy must not fall back to plain torch."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", WITHOUT_NUMPY], env=environment, capture_output=True, text=True
+    )
+    assert done.stdout == "training needs NumPy: pip install 'nsa-attention[train]'\n", done.stderr

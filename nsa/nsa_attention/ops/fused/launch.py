@@ -17,7 +17,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.runtime.interpreter import InterpretedFunction
+from triton.runtime.jit import JITFunction
 
 from . import MAX_HEADS_PER_GROUP, MAX_WIDTH
 from .device import LOG2_E
@@ -95,7 +95,7 @@ def compute_capability(device: torch.device) -> int:
 
 def is_interpreted(kernel: Any) -> bool:
     """Return whether `kernel` runs in Triton's interpreter."""
-    return isinstance(kernel, InterpretedFunction)
+    return not isinstance(kernel, JITFunction)  # Triton's interpreter has its own class, whose module needs NumPy
 
 
 def is_interpreting() -> bool:
