@@ -14,9 +14,11 @@ import pytest
 import torch
 from conftest import Alone, Program, forked
 from torch import Tensor
+from torch._dynamo.testing import CompileCounter
 from torch.nn.parallel import DistributedDataParallel
 from wrapped_gradients import ONE_OF_EACH, REST, WAYS, compare
 
+from nsa_attention.attention import NSAttention
 from nsa_attention.config import CI, Attention, Branch
 from nsa_attention.model import Recompute, StockBlock, TinyLM
 from nsa_attention.observe import ViewGradientTrace
@@ -245,6 +247,15 @@ def test_compiled_layers_take_sequences_of_any_length(lengths: tuple[int, ...]) 
     for inputs, expected in zip(batches, plain, strict=True):
         for ours, theirs in zip(gradients(model, inputs), expected, strict=True):
             torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-10)
+
+
+def test_a_compiled_layer_is_not_compiled_anew_for_each_length() -> None:
+    torch._dynamo.reset()
+    counter = CompileCounter()
+    layer = torch.compile(NSAttention(32, 4, 2), backend=counter, fullgraph=True)
+    for length in (100, 130, 200, 300, 1100, 1500):
+        layer(torch.randn(1, length, 32))
+    assert counter.frame_count == 2  # one for the first length, and one with the length as a symbol
 
 
 def test_a_compiled_run_is_watched_from_outside_of_its_layers(tmp_path: Path) -> None:

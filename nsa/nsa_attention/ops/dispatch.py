@@ -121,8 +121,10 @@ def implementation_for_selected(
     if backend is not _FUSED_CPU:
         return backend, used
     tokens = q_BHTD.shape[2] if longest is None else longest
+    until_tokens = minimum_tokens(select_count, select_len)
+    if torch.compiler.is_compiling():  # a reason that contains the length would compile each length anew
+        return (backend if tokens < until_tokens else _BLOCKWISE), used
     if reason := reason_blockwise_is_slower(tokens, select_count, select_len):
-        until_tokens = minimum_tokens(select_count, select_len)
         return backend, UsedImplementation(used.name, f"{used.reason}: {reason}", until_tokens)
     return _BLOCKWISE, UsedImplementation("blockwise", f"{used.reason}: {tokens} tokens")
 
