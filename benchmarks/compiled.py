@@ -115,7 +115,15 @@ def without_kernels(
     noted_launches: list[Launch] = []
     current: list[tuple[str, Tile]] = []
 
-    def note(kernel: Any, programs: int, *arguments: Any, warps: int = 4, stages: int = 2, **constants: Any) -> None:
+    def note(
+        kernel: Any,
+        programs: int,
+        *arguments: Any,
+        warps: int = 4,
+        stages: int = 2,
+        row_stride: int = 0,  # noqa: ARG001
+        **constants: Any,
+    ) -> None:
         part, tile = current[-1] if current else (_part_of(kernel.__name__), None)
         noted_launches.append(
             Launch(

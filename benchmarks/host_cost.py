@@ -1,4 +1,7 @@
-"""Count the work done by the host (CPU) for one pass of the full NSA operation.
+"""Count the work done by the host (CPU) for one pass of the full NSA operation, or of a whole layer.
+
+    python -m benchmarks.host_cost                 a layer with 64 query heads and 4 key heads at 64k tokens
+    python -m benchmarks.host_cost 32 8 128 8192   another number of query heads, of key heads, width and tokens
 
 The operation runs on CPU tensors with the same checks and lists as on a GPU, but without its kernels. Every torch
 operation that computes or copies is counted, also inside this package's own operators. Views and allocations are
@@ -7,6 +10,8 @@ counted separately.
 
 from __future__ import annotations
 
+import json
+import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,12 +23,15 @@ from torch._library.custom_ops import OPDEFS
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from benchmarks.compiled import without_kernels
+from benchmarks.compiled import Launch, without_kernels
 from benchmarks.roofline import Shape
+from nsa_attention.attention import NSAttention
 from nsa_attention.config import Implementation
 from nsa_attention.ops import NAMESPACE, dispatch
+from nsa_attention.ops.rotary import rotary_cos_sin, rotary_frequencies
 from nsa_attention.ops.selection import Selection
 from nsa_attention.ops.sparse_attention import KeysAndValues, sparse_attention
+from nsa_attention.projections import TokenContext
 
 _ALLOCATIONS = ("aten::empty", "aten::new_empty", "aten::empty_like", "aten::empty_strided", "aten::new_empty_strided")
 # These return an alias of their input, but their schema does not mark them as views.
@@ -60,6 +68,52 @@ class OperationCounter(TorchDispatchMode):
             self.counts[name] += 1
             self.bytes[name] += sum(tensor.numel() * tensor.element_size() for tensor in tensors)
         return output
+
+
+def main(arguments: list[str]) -> int:
+    """Print a line of JSON for each direction of a layer."""
+    names = ("heads", "groups", "width", "tokens")
+    sizes = dict(zip(names, map(int, arguments), strict=True)) if arguments else {"tokens": 65536}
+    for direction, counts in layer_cost(Shape(**sizes)).items():
+        print(json.dumps({"direction": direction, **counts}))
+    return 0
+
+
+def layer_cost(shape: Shape) -> dict[str, dict[str, Any]]:
+    """Return what `host_cost` returns, for a layer in float16 with its projections, compression and gates.
+
+    `rotary_bytes` is the memory traffic of the kernel for rotary embeddings, which is not among the torch operations.
+    """
+    with torch.device("meta"):
+        layer = NSAttention(shape.heads * shape.width, shape.heads, shape.groups, dtype=torch.float16)
+        x = torch.empty(1, shape.tokens, shape.heads * shape.width, dtype=torch.float16, requires_grad=True)
+        context = TokenContext(rotary_cos_sin(rotary_frequencies(shape.width), shape.tokens))
+    with without_kernels() as noted_launches, force_triton_on_cpu():
+        layer(x, context=context)  # fills the caches that later passes use
+        noted_launches.clear()
+        with OperationCounter() as forward:
+            output = layer(x, context=context)
+        forward_launches = list(noted_launches)
+        noted_launches.clear()
+        with OperationCounter() as backward:
+            output.backward(torch.empty_like(output))
+    return {
+        direction: {
+            **_summary(counter, len(launches)),
+            "rotary_bytes": sum(rotary_bytes(launch) for launch in launches if launch.name == "rotated"),
+        }
+        for direction, counter, launches in (
+            ("forward", forward, forward_launches),
+            ("backward", backward, noted_launches),
+        )
+    }
+
+
+def rotary_bytes(launch: Launch) -> int:
+    """Return the memory traffic of a launch of `rotated`: each tensor is read and written, each table is read."""
+    size = launch.argument("p_x1").element_size()
+    heads_and_tokens = [(launch.constants[f"HEADS_{n}"], launch.argument(f"tokens_{n}")) for n in range(1, 5)]
+    return sum((2 * heads + 1) * tokens * launch.constants["D"] * size for heads, tokens in heads_and_tokens if heads)
 
 
 def host_cost(shape: Shape) -> dict[str, dict[str, Any]]:
@@ -134,3 +188,7 @@ def force_triton_on_cpu() -> Iterator[None]:
         yield
     finally:
         dispatch.triton_reason = original
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from benchmarks.synthetic_selections import make_selections
 from nsa_attention.attention import NSAttention
 from nsa_attention.branches import GateMLP
-from nsa_attention.compression import rotate_blocks
+from nsa_attention.compression import block_angles
 from nsa_attention.config import Attention, Implementation, NSAConfig
 from nsa_attention.model import Block
 from nsa_attention.ops.dispatch import implementation_for, implementation_for_selected
@@ -90,7 +90,7 @@ def _nsa(layer: nn.Module, config: NSAConfig, repeats: int) -> dict[str, dict[st
     q, k, v = _operands(config)
 
     def compress(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        return rotate_blocks(layer.cmp.k_blocks(k), angles, config), layer.cmp.v_blocks(v)
+        return rotate(layer.cmp.k_blocks(k), block_angles(angles, config)), layer.cmp.v_blocks(v)
 
     x = _leaf(1, config.seq_len, config.dim)
     blocks = [tensor.detach().requires_grad_() for tensor in compress(k, v)]

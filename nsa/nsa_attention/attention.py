@@ -32,7 +32,7 @@ from .ops.input_validation import cu_seqlens_form_problems, cu_seqlens_value_pro
 from .ops.mixing import gated_sum
 from .ops.packed import PackedLayout, packed_layout
 from .ops.recompute import RecomputingLinear, call_linear, in_autocast_dtype, origin_of
-from .ops.rotary import cos_sin_at, rotary_frequencies, rotate
+from .ops.rotary import cos_sin_at, rotary_frequencies, rotate_queries_and_keys
 from .ops.selection import Selection
 from .ops.table_cache import cached_table
 from .projections import Projected, Projection, TokenContext, keys_and_values, project_together, split_heads
@@ -195,13 +195,15 @@ class NSAttention(nn.Module):
             context = self._context(x, positions, cu_seqlens)
         x = in_autocast_dtype(x)  # once for all projections
         context = context._replace(cos_sin=context.cos_sin.to(x.dtype))
-        q_BHTD, raw = self.project(x, context.cos_sin)
-        pairs = {branch: self.branch(branch).prepare(projected, context) for branch, projected in raw.items()}
+        q_BHTD, raw = self.project(x)
+        q_BHTD, pairs = self._rotate(q_BHTD, raw, context)
         if Branch.SEL in raw and Branch.CMP not in raw:
             ranking_keys = self.sel.block_means(raw[Branch.SEL].keys_BGTD, context)
         else:
             ranking_keys = pairs[Branch.CMP][0] if Branch.CMP in raw else None
-        if (output_BTM := self._attend_together(x, q_BHTD, raw, pairs, context)) is not None:
+        sources = self.win.sources(raw[Branch.WIN].x_BTM, context) if Branch.WIN in raw else []
+        del raw  # with the result of the joint projection, which no later step reads
+        if (output_BTM := self._attend_together(x, q_BHTD, pairs, sources, context)) is not None:
             return output_BTM
         outputs: list[Tensor] = []
         layout, lse_BHT = context.layout, None
@@ -221,28 +223,36 @@ class NSAttention(nn.Module):
         assert isinstance(part, AttentionBranch)
         return part
 
-    def project(self, x: Tensor, cos_sin: Tensor) -> tuple[Tensor, dict[Branch, Projected]]:
-        """Return the rotated queries [B, H, T, D], and each branch's projected keys and values.
-
-        Keys are not rotated, because the compressed branch rotates whole blocks (`AttentionBranch.prepare`).
-        """
+    def project(self, x: Tensor) -> tuple[Tensor, dict[Branch, Projected]]:
+        """Return the projected queries [B, H, T, D], and each branch's keys and values, all without positions."""
         parts = {branch: self.branch(branch) for branch in ALL_BRANCHES if branch in self.config.branches}
         (query_product,), *products = project_together(
             x, [[self.q_proj], *([part.k_proj, part.v_proj] for part in parts.values())]
         )
-        q_BHTD = rotate(split_heads(self.q_proj(x, query_product), self.config.heads), cos_sin)
+        q_BHTD = split_heads(self.q_proj(x, query_product), self.config.heads)
         raw = {
             branch: keys_and_values(part, x, product)
             for (branch, part), product in zip(parts.items(), products, strict=True)
         }
         return q_BHTD, raw
 
+    def _rotate(
+        self, q_BHTD: Tensor, raw: Mapping[Branch, Projected], context: TokenContext
+    ) -> tuple[Tensor, dict[Branch, Pair]]:
+        """Return the rotated queries [B, H, T, D], and the rotated keys and the values that each branch attends to."""
+        parts = {branch: self.branch(branch) for branch in raw}
+        keys, values = zip(*(part.prepare(raw[branch], context) for branch, part in parts.items()), strict=True)
+        # Compressed keys are rotated as whole blocks, so the keys are compressed first.
+        tables = [context.cos_sin, *(part.angles(context) for part in parts.values())]
+        q_BHTD, *rotated_keys = rotate_queries_and_keys(q_BHTD, keys, tables, self.implementation)
+        return q_BHTD, dict(zip(parts, zip(rotated_keys, values, strict=True), strict=True))
+
     def _attend_together(
         self,
         x: Tensor,
         q_BHTD: Tensor,
-        raw: Mapping[Branch, Projected],
         pairs: Mapping[Branch, Pair],
+        sliding_sources: Sequence[Tensor],
         context: TokenContext,
     ) -> Tensor | None:
         """Return the output of the layer, computed with one operator for all branches, or None if there is none."""
@@ -258,7 +268,7 @@ class NSAttention(nn.Module):
         options = {
             "window": self.config.window,
             "starts": context.layout and context.layout.starts,
-            "sliding_sources": self.win.sources(raw[Branch.WIN], context),
+            "sliding_sources": sliding_sources,
         }
         mixed_BTHE, indices_BGTn, outputs = operator.attend(*arguments, **options, memo_number=context.memo_number)
         keys_BGSD = pairs[Branch.CMP][0]

@@ -1,7 +1,8 @@
 """The attention branches of an NSA layer, and the gates of their outputs.
 
 Dimensions: B batch, T tokens, M model width, H query heads, G groups of query heads that share keys and values, S
-compressed blocks, D key width, E value width, n selected blocks per query.
+compressed blocks, D key width, E value width, n selected blocks per query, p pairs of dimensions that rotary embeddings
+rotate together (D/2).
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from .compression import PHI, rotate_blocks, split_into_blocks
+from .compression import PHI, block_angles, split_into_blocks
 from .config import Implementation, LayerConfig
 from .ops.dispatch import (
     UsedImplementation,
@@ -69,9 +70,13 @@ class AttentionBranch(nn.Module):
         self.k_proj = Projection(config.dim, config.groups * config.d_k)
         self.v_proj = Projection(config.dim, config.groups * config.d_v)
 
-    def prepare(self, projected: Projected, context: TokenContext) -> Pair:
-        """Return the keys and values that queries attend to, from the projected ones."""
-        return rotate(projected.keys_BGTD, context.cos_sin), projected.values_BGTE
+    def prepare(self, projected: Projected, _context: TokenContext) -> Pair:
+        """Return the keys and values that queries attend to, from the projected ones. The keys are not yet rotated."""
+        return projected.keys_BGTD, projected.values_BGTE
+
+    def angles(self, context: TokenContext) -> Tensor:
+        """Return the rotary cosines and sines of the keys that queries attend to, [2, (B,) T or S, p]."""
+        return context.cos_sin
 
 
 class CompressedBranch(AttentionBranch):
@@ -92,8 +97,10 @@ class CompressedBranch(AttentionBranch):
                 origin_of(heads, project, x_BTM, projection.weight)
                 for heads, projection in ((k_BGTD, self.k_proj), (v_BGTE, self.v_proj))
             ]
-        k_BGSD, v_BGSE = self.k_blocks(k_BGTD, layout, origins[0]), self.v_blocks(v_BGTE, layout, origins[1])
-        return rotate_blocks(k_BGSD, context.cos_sin, self.config, layout), v_BGSE
+        return self.k_blocks(k_BGTD, layout, origins[0]), self.v_blocks(v_BGTE, layout, origins[1])
+
+    def angles(self, context: TokenContext) -> Tensor:
+        return block_angles(context.cos_sin, self.config, context.layout)
 
     def forward(
         self, q_BHTD: Tensor, k_BGSD: Tensor, v_BGSE: Tensor, layout: PackedLayout | None = None
@@ -157,7 +164,7 @@ class SelectedBranch(AttentionBranch):
         config = self.config
         index = () if context.layout is None else (context.layout.blocks_Sl,)
         means = split_into_blocks(k_BGTD, *index, length=config.block_len, stride=config.block_stride).mean(3)
-        return rotate_blocks(means, context.cos_sin, config, context.layout)
+        return rotate(means, block_angles(context.cos_sin, config, context.layout), self.implementation)
 
     def forward(
         self,
@@ -190,9 +197,12 @@ class SelectedBranch(AttentionBranch):
 class SlidingBranch(AttentionBranch):
     """The attention branch that attends to a sliding window of the most recent tokens."""
 
-    def sources(self, projected: Projected, context: TokenContext) -> list[Tensor]:
-        """Return what the backward pass computes the keys and values from. Empty: the keys and values are saved."""
-        config, x_BTM = self.config, projected.x_BTM
+    def sources(self, x_BTM: Tensor | None, context: TokenContext) -> list[Tensor]:
+        """Return what the backward pass computes the keys and values from. Empty: the keys and values are saved.
+
+        `x_BTM` is the input of their projections (`Projected.x_BTM`).
+        """
+        config = self.config
         if config.heads >= MIN_SAVED_HEADS * config.groups or x_BTM is None or torch.compiler.is_compiling():
             return []
         return [tensor.detach() for tensor in (x_BTM, self.k_proj.weight, self.v_proj.weight, context.cos_sin)]

@@ -1,6 +1,7 @@
 """The compression of blocks of tokens into one key and one value each (phi in eq. 7 of the NSA paper).
 
-Dimensions: B batch, G groups, T tokens, S compressed blocks, l tokens of a compressed block, D width.
+Dimensions: B batch, G groups, T tokens, S compressed blocks, l tokens of a compressed block, D width, p pairs of
+dimensions that rotary embeddings rotate together (D/2).
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ from torch.nn import functional
 from .config import Compression, LayerConfig
 from .ops.packed import PackedLayout
 from .ops.recompute import Origin, RecomputingLinear, call_linear, origin_of
-from .ops.rotary import rotate
 
 
 class BlockMean(nn.Module):
@@ -96,9 +96,9 @@ def _add_positions(blocks_BGSlD: Tensor, position_lD: Tensor) -> Tensor:
     return (blocks_BGSlD + position_lD).flatten(3)
 
 
-def rotate_blocks(k_BGSD: Tensor, cos_sin: Tensor, config: LayerConfig, layout: PackedLayout | None = None) -> Tensor:
-    """Return the compressed keys with rotary embeddings applied, shape [B, G, S, D]."""
+def block_angles(cos_sin: Tensor, config: LayerConfig, layout: PackedLayout | None = None) -> Tensor:
+    """Return the rotary cosines and sines of the compressed keys, [2, (B,) S, p], from those of the tokens."""
     # Each key is rotated to the position of its block's last token, the first query that attends to it.
     if layout is not None:
-        return rotate(k_BGSD, cos_sin[..., layout.blocks_Sl[:, -1], :])
-    return rotate(k_BGSD, cos_sin[..., config.block_len - 1 :: config.block_stride, :])
+        return cos_sin[..., layout.blocks_Sl[:, -1], :]
+    return cos_sin[..., config.block_len - 1 :: config.block_stride, :]

@@ -24,7 +24,7 @@ from .config import Branch, LayerConfig
 from .ops.cached_attention import CachedAttentionConfig, CachedRows, Kind, dense_output
 from .ops.dispatch import count_run, example_tensors, implementation_for_cached
 from .ops.kernels import tiles
-from .ops.rotary import RotaryTable, rotary_frequencies, rotate
+from .ops.rotary import RotaryTable, rotary_frequencies, rotate, rotate_queries_and_keys
 from .ops.selection import Selection
 from .pages import PageTable, is_dense, pages_needed, rows_of
 from .projections import TokenContext
@@ -252,7 +252,7 @@ class KVCache:
         blocks = [rows.unfold(1, length, 1)[sequence_n, token_n].transpose(2, 3).unsqueeze(2) for rows in known]
         k_nG1D, v_nG1E = _compress(layer, *blocks)
         angles_2np = step.rotary[:, sequence_n * step.count + token_n]
-        k_nGD = rotate(k_nG1D.permute(2, 1, 0, 3), angles_2np)[0].transpose(0, 1)
+        k_nGD = rotate(k_nG1D.permute(2, 1, 0, 3), angles_2np, layer.implementation)[0].transpose(0, 1)
         number_B1, position_BC = step.places
         block_n = (position_BC[sequence_n, token_n] + 1 - length) // stride
         self._write(Kind.BLOCKS, step, number_B1[sequence_n, 0], block_n, [k_nGD, v_nG1E[:, :, 0]])
@@ -415,12 +415,17 @@ def _project(layer: Layer, x_BCM: Tensor, step: Step) -> tuple[Tensor, dict[Kind
     The keys of blocks are not rotated.
     """
     x_1RM = x_BCM.flatten(0, 1)[None]
-    q_1HRD, raw = layer.project(x_1RM, step.rotary)
+    q_1HRD, raw = layer.project(x_1RM)
     pairs = {_KINDS[branch]: (keys, values) for branch, (keys, values, _) in raw.items()}
     if Branch.SEL in raw and not is_dense(layer.config):
         # Without a compressed branch, means of the selected branch's keys rank the blocks.
         pairs = {Kind.BLOCKS: pairs.get(Kind.BLOCKS) or pairs[Kind.TOKENS], **pairs}
-    return q_1HRD, {kind: (k if kind is Kind.BLOCKS else rotate(k, step.rotary), v) for kind, (k, v) in pairs.items()}
+    kinds = [kind for kind in pairs if kind is not Kind.BLOCKS]
+    tables = [step.rotary] * (1 + len(kinds))
+    q_1HRD, *keys = rotate_queries_and_keys(q_1HRD, [pairs[kind][0] for kind in kinds], tables, layer.implementation)
+    for kind, k_1GRD in zip(kinds, keys, strict=True):
+        pairs[kind] = k_1GRD, pairs[kind][1]
+    return q_1HRD, pairs
 
 
 def _compress(layer: Layer, k_nG1lD: Tensor, v_nG1lE: Tensor) -> tuple[Tensor, Tensor]:

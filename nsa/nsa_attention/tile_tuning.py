@@ -11,9 +11,12 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
+from .config import Implementation
 from .functional import compress_mean, nsa_func
 from .ops.dispatch import MissingImplementationError, triton_reason
+from .ops.rotary import rotary_cos_sin, rotary_frequencies, rotate, rotate_queries_and_keys
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,5 +162,16 @@ def _run_once(
     nsa_func(
         q, *compressed, k, v, k, v, *gates.unbind(-1), **options, cu_seqlens=starts, implementation="triton"
     ).float().sum().backward()
+    if width % 2 == 0:
+        _rotate_once(*(tensor.detach().transpose(1, 2) for tensor in (q, *compressed[:1], k)))
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+
+
+def _rotate_once(q_BHTD: Tensor, k_BGSD: Tensor, k_BGTD: Tensor) -> None:
+    """Apply rotary embeddings as a layer does, to the queries and the keys of all branches, and to one alone."""
+    frequencies = rotary_frequencies(q_BHTD.shape[3], device=q_BHTD.device)
+    keys = [k_BGSD, k_BGTD, k_BGTD]
+    tables = [rotary_cos_sin(frequencies, tensor.shape[2]).to(q_BHTD.dtype) for tensor in (q_BHTD, *keys)]
+    rotate_queries_and_keys(q_BHTD, keys, tables, Implementation.TRITON)
+    rotate(k_BGTD, tables[-1], Implementation.TRITON)  # the backward pass may rotate the sliding branch's keys again

@@ -10,14 +10,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from .config import Branch, LayerConfig
+from .config import Branch, Implementation, LayerConfig
 from .kv_cache import KVCache, attend_with_cache
-from .ops.rotary import rotate
+from .ops.rotary import rotate_queries_and_keys
 from .projections import Projected, Projection, TokenContext, keys_and_values, project_together, split_heads
 
 
 class VanillaAttention(nn.Module):
     """A dense causal attention layer, used as the baseline for comparisons with NSAttention."""
+
+    implementation = Implementation.AUTO  # of the rotary embeddings
 
     def __init__(self, config: LayerConfig) -> None:
         super().__init__()
@@ -33,9 +35,9 @@ class VanillaAttention(nn.Module):
             return attend_with_cache(self, x_BTM, cache)
         assert context is not None
         cos_sin, _, layout = context
-        q_BHTD, raw = self.project(x_BTM, cos_sin)
+        q_BHTD, raw = self.project(x_BTM)
         k_BGTD, v_BGTE, _ = raw[Branch.SEL]
-        k_BGTD = rotate(k_BGTD, cos_sin)
+        q_BHTD, k_BGTD = rotate_queries_and_keys(q_BHTD, [k_BGTD], [cos_sin] * 2, self.implementation)
         lengths = layout.lengths if layout else (x_BTM.shape[1],)
         outputs = [
             functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
@@ -44,8 +46,8 @@ class VanillaAttention(nn.Module):
         output = outputs[0] if layout is None else torch.cat(outputs, 2)
         return self.out_proj(output.transpose(1, 2).flatten(2))
 
-    def project(self, x: Tensor, cos_sin: Tensor) -> tuple[Tensor, dict[Branch, Projected]]:
+    def project(self, x: Tensor) -> tuple[Tensor, dict[Branch, Projected]]:
         """Return what NSAttention.project returns; the only keys and values are those of all tokens, as of SEL."""
         (query_product,), products = project_together(x, [[self.q_proj], [self.k_proj, self.v_proj]])
-        q_BHTD = rotate(split_heads(self.q_proj(x, query_product), self.config.heads), cos_sin)
+        q_BHTD = split_heads(self.q_proj(x, query_product), self.config.heads)
         return q_BHTD, {Branch.SEL: keys_and_values(self, x, products)}

@@ -270,10 +270,13 @@ def launched_kernels() -> Iterator[ast.FunctionDef]:
 
 SIZES = " batch groups tokens keys places blocks tiles parts segments partials length batch_groups branch "
 CONSTANTS = (
-    " SCALE EXPONENT EXACT HEADS HEADS_PADDED D D_PADDED E E_PADDED ACC "
+    " SCALE EXPONENT EXACT HEADS HEADS_PADDED HEADS_1 HEADS_2 HEADS_3 HEADS_4 D D_PADDED E E_PADDED PAIRS_PADDED ACC "
     "BLOCK_LEN BLOCK_STRIDE SELECT_LEN PLACES PLACES_PADDED LOG_PLACES TAPS REACHES BRANCHES QUERIES LOG_QUERIES "
     "LOG_WIDTH LOG_CHUNK TILES BLOCKS ROWS KEYS DESCRIBED ADDS SIGNED "
 )
+
+# Of the one that rotates up to four tensors.
+SIZES += "".join(f"tokens_{n} sines_{n} sequence_{n} token_{n} " for n in range(1, 5)) + "sign "
 
 # Of those that read pages.
 SIZES += "table_row columns block_parts rows "

@@ -25,7 +25,7 @@ def test_of_any_shape_in_tiles_of_any_size_output_and_gradient_are_the_reference
         patch.setattr(rotary, "TILE_ELEMENTS", elements)
         x = torch.randn(batch, tokens, heads * 2 * pairs, dtype=torch.float64, requires_grad=True)
         angles = reference.angles(range(tokens), 2 * pairs)
-        ours = rotary.rotate_by_tiles(split_heads(x, heads), torch.stack((angles.cos(), angles.sin())))
+        ours = rotate(split_heads(x, heads), torch.stack((angles.cos(), angles.sin())))
         theirs = expected(split_heads(x, heads))
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
         upstream = torch.randn_like(theirs)
@@ -37,8 +37,9 @@ def test_of_any_shape_in_tiles_of_any_size_output_and_gradient_are_the_reference
 def test_torch_finds_the_operator_sound() -> None:
     x = torch.randn(2, 9, 12, dtype=torch.float64, requires_grad=True)
     cos_sin = rotary_cos_sin(rotary_frequencies(6), 9).double()
-    torch.library.opcheck(rotary._rotate, (split_heads(x, 2), cos_sin, 1.0, False))
-    torch.library.opcheck(rotary._rotate, (split_heads(x, 2), cos_sin, -1.0, True))
+    queries, keys = split_heads(x, 2), split_heads(x[..., :6], 1)
+    torch.library.opcheck(rotary._rotate, ([queries, keys], [cos_sin] * 2, 1.0, [False, False], "tiles"))
+    torch.library.opcheck(rotary._rotate, ([queries, keys], [cos_sin] * 2, -1.0, [True, True], "tiles"))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

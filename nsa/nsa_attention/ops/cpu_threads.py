@@ -13,9 +13,18 @@ from itertools import pairwise, product
 from typing import TypeVar
 
 import torch
+from torch import Tensor
 
 _T = TypeVar("_T")
 WorkShare = tuple[slice, slice]
+# Number of elements of one tile of an elementwise computation.
+TILE_ELEMENTS = 1 << 16
+
+
+def is_eager_on_cpu(x: Tensor) -> bool:
+    """Return whether `x` is on a CPU and torch.compile is not tracing."""
+    # In eager mode on a CPU, tiles are faster than whole tensors. Compiled code fuses the products on its own.
+    return x.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
 def run_in_threads(pieces: Sequence[Callable[[], _T]]) -> list[_T]:

@@ -246,6 +246,15 @@ def triton_reason(q_BHTD: Tensor, k_BGSD: Tensor, v_BGSE: Tensor) -> str | None:
     return None
 
 
+def rotates_in_triton(requested: Implementation, x_BHTD: Tensor) -> bool:
+    """Return whether a Triton kernel applies rotary embeddings to `x_BHTD`."""
+    if requested in (Implementation.EAGER, Implementation.DENSE):
+        return False
+    # Only an explicit request uses Triton's interpreter on a CPU, as in `_fastest`.
+    can_use_device = x_BHTD.device.type != "cpu" or requested is Implementation.TRITON
+    return can_use_device and triton_reason(x_BHTD, x_BHTD, x_BHTD) is None
+
+
 def triton_import_reason() -> str | None:
     """Return the reason why Triton cannot be imported, or None if it can."""
     # Finding the package is not enough, so it is imported.

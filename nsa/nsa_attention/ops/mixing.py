@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from . import NAMESPACE
-from .cpu_threads import run_in_threads, split_work
-from .rotary import TILE_ELEMENTS, is_eager_on_cpu
+from .cpu_threads import TILE_ELEMENTS, is_eager_on_cpu, run_in_threads, split_work
 
 
 def gated_sum(outputs: Sequence[Tensor], gates_cBHT: Tensor) -> Tensor:

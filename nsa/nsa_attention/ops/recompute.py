@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
+from ..config import Implementation
 from .kernels import autocast_disabled
 from .rotary import rotate
 
@@ -153,10 +154,13 @@ def project_heads(x_BTM: Tensor, weight: Tensor, *, groups: int) -> Tensor:
 def project_and_rotate(
     x_BTM: Tensor, k_weight: Tensor, v_weight: Tensor, cos_sin: Tensor, *, groups: int
 ) -> list[Tensor]:
-    """Return the keys [B, G, T, D], with rotary embeddings, and the values [B, G, T, E] of the tokens."""
+    """Return the keys [B, G, T, D], with rotary embeddings, and the values [B, G, T, E] of the tokens.
+
+    This is for the operator of the Triton kernels.
+    """
     with _without_autocast(x_BTM):
         keys, values = (project_heads(x_BTM, weight, groups=groups) for weight in (k_weight, v_weight))
-        return [rotate(keys, cos_sin), values]
+        return [rotate(keys, cos_sin, Implementation.TRITON), values]
 
 
 def _identity(x: Tensor) -> Tensor:

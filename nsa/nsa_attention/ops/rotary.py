@@ -1,23 +1,25 @@
-"""Rotary embeddings. On a CPU they are computed in tiles that fit into its cache.
+"""Rotary embeddings. On a CPU they are computed in tiles that fit into its cache, on a GPU by a Triton kernel.
 
-The products of whole tensors would write six intermediates of the size of the queries to memory.
+The products of whole tensors would write six intermediates of the size of the queries to memory. Compiled code fuses
+these products on its own.
 
 Dimensions: B batch, H heads, T tokens, D width, p pairs of dimensions (D/2).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ..config import Implementation
 from . import NAMESPACE
-from .cpu_threads import run_in_threads, split_work
+from .cpu_threads import TILE_ELEMENTS, is_eager_on_cpu, run_in_threads, split_work
+from .dispatch import rotates_in_triton
 
-# Number of elements of one tile.
-TILE_ELEMENTS = 1 << 16
 ROTARY_BASE = 10000.0
 
 
@@ -51,83 +53,126 @@ class RotaryTable:
         return self._cos_sin
 
 
-def rotate(x_BHTD: Tensor, cos_sin: Tensor) -> Tensor:
+def rotate(x_BHTD: Tensor, cos_sin: Tensor, implementation: Implementation = Implementation.AUTO) -> Tensor:
     """Apply rotary embeddings to `x_BHTD`.
 
-    The pairs (i, i + D/2) of row t are rotated by the angles of row t of `cos_sin`. The result has the dtype of
-    `x_BHTD`.
+    The pairs (i, i + D/2) of row t are rotated by the angles of row t of `cos_sin`, whose cosines and sines are
+    [2, T, p], or [2, B, T, p] if sequences differ. The result has the dtype of `x_BHTD`. `implementation` is that of
+    the layer: Triton's interpreter runs only if it is requested.
     """
-    if cos_sin.dim() == 4:
-        cos_sin = cos_sin.unsqueeze(2)  # all heads of a sequence have the same angles
-    if is_eager_on_cpu(x_BHTD):
-        return rotate_by_tiles(x_BHTD, cos_sin)
-    cosine, sine = cos_sin.to(x_BHTD.dtype)
+    return _apply([x_BHTD], [cos_sin], implementation, [False])[0]
+
+
+def rotate_queries_and_keys(
+    q_BHTD: Tensor,
+    keys: Sequence[Tensor],
+    tables: Sequence[Tensor],
+    implementation: Implementation = Implementation.AUTO,
+) -> list[Tensor]:
+    """Apply rotary embeddings to the queries and to the keys of all branches, on a GPU in a single launch.
+
+    `tables` has the cosines and sines of the queries, then those of each of the `keys`, as in `rotate`. The Triton
+    kernel writes the heads of a query next to each other, because the attention kernels gather all of them, and the
+    keys of a head next to each other.
+    """
+    return _apply([q_BHTD, *keys], tables, implementation, [True, *(False for _ in keys)])
+
+
+def _apply(
+    tensors: Sequence[Tensor], tables: Sequence[Tensor], implementation: Implementation, by_token: list[bool]
+) -> list[Tensor]:
+    if not torch.compiler.is_compiling():
+        if rotates_in_triton(implementation, tensors[0]):
+            return _rotate(list(tensors), list(tables), 1.0, by_token, "triton")
+        if is_eager_on_cpu(tensors[0]):
+            return _rotate(list(tensors), list(tables), 1.0, [False for _ in tensors], "tiles")
+    return [_products(x_BHTD, cos_sin) for x_BHTD, cos_sin in zip(tensors, tables, strict=True)]
+
+
+def _products(x_BHTD: Tensor, cos_sin: Tensor) -> Tensor:
+    """Apply rotary embeddings with products of whole tensors."""
+    cosine, sine = _for_all_heads(cos_sin).to(x_BHTD.dtype)
     first, second = x_BHTD.chunk(2, dim=-1)
     return torch.cat((first * cosine - second * sine, first * sine + second * cosine), dim=-1)
 
 
-def is_eager_on_cpu(x_BHTD: Tensor) -> bool:
-    """Return whether `x_BHTD` is on a CPU and torch.compile is not tracing."""
-    # In eager mode on a CPU, tiles are faster than whole tensors. Compiled code fuses the products on its own.
-    return x_BHTD.device.type == "cpu" and not torch.compiler.is_compiling()
-
-
-def rotate_by_tiles(x_BHTD: Tensor, cos_sin: Tensor) -> Tensor:
-    """Apply rotary embeddings to `x_BHTD`, and return a contiguous tensor [B, H, T, D].
-
-    `cos_sin` are the cosines and sines of the angles, [2, T, p], or [2, B, 1, T, p] if sequences differ.
-    The gradient of `x` has the memory layout [B, T, H, D], in which the backward pass of a projection reads it.
-    """
-    rotated_BHTD: Tensor = _rotate(x_BHTD, cos_sin, 1.0, False)
-    return rotated_BHTD
+def _for_all_heads(cos_sin: Tensor) -> Tensor:
+    """Return `cos_sin` with a dimension of size 1 for the heads if sequences have different angles."""
+    return cos_sin.unsqueeze(2) if cos_sin.dim() == 4 else cos_sin
 
 
 @torch.library.custom_op(f"{NAMESPACE}::rotated", mutates_args=())
-def _rotate(x_BHTD: Tensor, cos_sin: Tensor, sign: float, by_token: bool) -> Tensor:
-    out_BHTD = _empty(x_BHTD, by_token)
-    cosine, sine = cos_sin.to(x_BHTD.dtype)
-    batch, heads, tokens, width = x_BHTD.shape
-    length = max(1, TILE_ELEMENTS // max(1, batch * heads * width))
+def _rotate(
+    tensors: Sequence[Tensor], tables: Sequence[Tensor], sign: float, by_token: Sequence[bool], rotated_by: str
+) -> list[Tensor]:
+    """Rotate tensors [B, H, T, D], each by the angles of its table times `sign` (1 or -1).
 
-    def piece(tiles: slice, _: slice) -> None:
-        for start in range(tiles.start * length, min(tiles.stop * length, tokens), length):
-            span = slice(start, min(start + length, tokens))
-            angles = cosine[..., span, :], sine[..., span, :]
-            _rotate_tile(x_BHTD[:, :, span], *angles, sign, out_BHTD[:, :, span])
-
-    run_in_threads([partial(piece, *share) for share in split_work(x_BHTD.device, -(-tokens // length))])
-    return out_BHTD
+    `rotated_by` is a key of ROTATIONS. Results are contiguous, or as [B, T, H, D] if `by_token`. Gradients have this
+    second layout, in which the backward pass of a projection reads them.
+    """
+    outputs = _empty_outputs(tensors, by_token)
+    ROTATIONS[rotated_by](tensors, tables, sign, outputs)
+    return outputs
 
 
-def _rotate_tile(x_BHTD: Tensor, cosine: Tensor, sine: Tensor, sign: float, out_BHTD: Tensor) -> None:
-    """Rotate the pairs of dimensions (i, i + D/2) of a tile, and write them to `out_BHTD`."""
-    (first, second), (out_first, out_second) = x_BHTD.chunk(2, -1), out_BHTD.chunk(2, -1)
-    torch.mul(first, cosine, out=out_first).addcmul_(second, sine, value=-sign)
-    torch.mul(second, cosine, out=out_second).addcmul_(first, sine, value=sign)
+def _rotate_by_tiles(
+    tensors: Sequence[Tensor], tables: Sequence[Tensor], sign: float, outputs: Sequence[Tensor]
+) -> None:
+    """Write the rotated tensors to `outputs`, in tiles that fit into the cache of a CPU."""
+    for x_BHTD, cos_sin, out_BHTD in zip(tensors, tables, outputs, strict=True):
+        cosine, sine = _for_all_heads(cos_sin).to(x_BHTD.dtype)
+        batch, heads, tokens, width = x_BHTD.shape
+        length = max(1, TILE_ELEMENTS // max(1, batch * heads * width))
+        piece = partial(_rotate_tiles, x_BHTD, cosine, sine, sign, out_BHTD, length)
+        run_in_threads([partial(piece, tiles) for tiles, _ in split_work(x_BHTD.device, -(-tokens // length))])
+
+
+def _rotate_tiles(
+    x_BHTD: Tensor, cosine: Tensor, sine: Tensor, sign: float, out_BHTD: Tensor, length: int, tiles: slice
+) -> None:
+    tokens = x_BHTD.shape[2]
+    for start in range(tiles.start * length, min(tiles.stop * length, tokens), length):
+        span = slice(start, min(start + length, tokens))
+        (first, second), (out_first, out_second) = (tensor[:, :, span].chunk(2, -1) for tensor in (x_BHTD, out_BHTD))
+        cos, sin = cosine[..., span, :], sine[..., span, :]
+        torch.mul(first, cos, out=out_first).addcmul_(second, sin, value=-sign)
+        torch.mul(second, cos, out=out_second).addcmul_(first, sin, value=sign)
+
+
+# The implementations of the operator. The backend of the Triton kernels adds its own.
+ROTATIONS: dict[str, Callable[[Sequence[Tensor], Sequence[Tensor], float, Sequence[Tensor]], None]] = {
+    "tiles": _rotate_by_tiles
+}
 
 
 @_rotate.register_fake
-def _(x_BHTD: Tensor, _cos_sin: Tensor, _sign: float, by_token: bool) -> Tensor:
-    return _empty(x_BHTD, by_token)
+def _(
+    tensors: Sequence[Tensor], _tables: Sequence[Tensor], _sign: float, by_token: Sequence[bool], _rotated_by: str
+) -> list[Tensor]:
+    return _empty_outputs(tensors, by_token)
 
 
-def _empty(x_BHTD: Tensor, by_token: bool) -> Tensor:
+def _empty_outputs(tensors: Sequence[Tensor], by_token: Sequence[bool]) -> list[Tensor]:
+    return [_empty(x_BHTD, is_by_token) for x_BHTD, is_by_token in zip(tensors, by_token, strict=True)]
+
+
+def _empty(x_BHTD: Tensor, is_by_token: bool) -> Tensor:
     batch, heads, tokens, width = x_BHTD.shape
-    if by_token:
+    if is_by_token:
         return x_BHTD.new_empty(batch, tokens, heads, width).transpose(1, 2)
     return x_BHTD.new_empty(batch, heads, tokens, width)
 
 
-def _save_context(ctx: Any, inputs: tuple[Any, ...], **_output: Tensor) -> None:
-    _, cos_sin, sign, _ = inputs
-    ctx.save_for_backward(cos_sin)
-    ctx.sign = sign
+def _save_context(ctx: Any, inputs: tuple[Any, ...], **_output: Any) -> None:
+    _, tables, ctx.sign, _, ctx.rotated_by = inputs
+    ctx.save_for_backward(*tables)
 
 
-def _backward(ctx: Any, grad_BHTD: Tensor) -> tuple[Tensor, None, None, None]:
-    """Return the gradient of the input, which is the upstream gradient rotated by the negative angles."""
-    (cos_sin,) = ctx.saved_tensors
-    return _rotate(grad_BHTD, cos_sin, -ctx.sign, True), None, None, None
+def _backward(ctx: Any, grads: Sequence[Tensor]) -> tuple[Any, ...]:
+    """Return the gradients of the tensors, which are the upstream gradients rotated by the negative angles."""
+    tables = list(ctx.saved_tensors)
+    rotated = _rotate(list(grads), tables, -ctx.sign, [True for _ in grads], ctx.rotated_by)
+    return rotated, [None for _ in tables], None, None, None
 
 
 _rotate.register_autograd(_backward, setup_context=_save_context)

@@ -1,9 +1,10 @@
-"""A program: compile every launch of the whole operation for a GPU that need not be there; one line of JSON a kernel.
+"""A program: compile every launch of an operation for a GPU that need not be there; one line of JSON a kernel.
 
     python tests/nsa/fused/compiled.py WAY CAPABILITY DTYPE HEADS GROUPS WIDTH VALUE_WIDTH TILES [TOKENS [KERNEL ...]]
 
-WAY: all branches `at_once`, as one operator, or `apart`. How that goes without a GPU: benchmarks/compiled.py. The first
-TILES sizes that would be tried are compiled, of the named kernels or of all.
+WAY: all branches `at_once`, as one operator, or `apart`; or `rotary`, the rotary embeddings of a layer. How that goes
+without a GPU: benchmarks/compiled.py. The first TILES sizes that would be tried are compiled, of the named kernels or
+of all.
 """
 
 from __future__ import annotations
@@ -20,9 +21,10 @@ sys.path.insert(0, str(ROOT))
 
 import torch  # noqa: E402
 
-from benchmarks.compiled import Launch, compile_launch, launches, read_compiled  # noqa: E402
+from benchmarks.compiled import Launch, compile_launch, launches, read_compiled, without_kernels  # noqa: E402
 from benchmarks.kernel_model import code_row  # noqa: E402
 from benchmarks.roofline import Shape  # noqa: E402
+from nsa_attention.ops import rotary  # noqa: E402
 
 FEW_TOKENS = 512
 # What moves 16 bytes a thread between registers or shared memory and the GPU's own, or a whole tile at once.
@@ -37,7 +39,11 @@ def main(words: list[str]) -> None:
     seen: set[str] = set()
     kind, one = getattr(torch, dtype), int(capability)
     names = numbers[6:]
-    for launch in launches(shape, dtype=kind, tiles_per_kernel=tiles, capability=one, separate=way == "apart"):
+    if way == "rotary":
+        noted = rotary_launches(shape, kind)
+    else:
+        noted = launches(shape, dtype=kind, tiles_per_kernel=tiles, capability=one, separate=way == "apart")
+    for launch in noted:
         if names and launch.name not in names:
             continue
         line = compiled(launch, int(capability))
@@ -45,6 +51,21 @@ def main(words: list[str]) -> None:
         if key not in seen:
             seen.add(key)
             print(json.dumps(line), flush=True)
+
+
+def rotary_launches(shape: Shape, dtype: torch.dtype) -> list[Launch]:
+    """Forward and backward, of the views of a joint projection as a layer has them."""
+    heads = (shape.heads, *[shape.groups] * 2)
+    joint = torch.empty(1, shape.tokens, sum(heads) * shape.width, dtype=dtype).requires_grad_()
+    parts = joint.split([count * shape.width for count in heads], -1)
+    q, *keys = (part.unflatten(-1, (-1, shape.width)).transpose(1, 2) for part in parts)
+    blocks = torch.empty(1, shape.groups, shape.blocks, shape.width, dtype=dtype)
+    angles = torch.empty(2, shape.tokens, shape.width // 2, dtype=dtype)
+    tables = [*[angles] * 3, angles[:, shape.block_len - 1 :: shape.block_stride]]
+    with without_kernels() as noted:
+        outputs = rotary._rotate([q, *keys, blocks], tables, 1.0, [True, *[False] * 3], "triton")
+        torch.autograd.grad(outputs[:3], joint, [torch.empty_like(output) for output in outputs[:3]])
+    return list(noted)
 
 
 def compiled(launch: Launch, capability: int) -> dict[str, Any]:

@@ -101,6 +101,17 @@ def test_first_tiles_that_spilled_or_were_refused_are_others_for_those_gpus(tmp_
         assert_spills_nothing(lines, capability)
 
 
+@pytest.mark.parametrize("capability", [80, 90, 100])
+def test_rotary_embeddings_are_loaded_and_stored_16_bytes_at_a_time(tmp_path: Path, capability: int) -> None:
+    (line,) = compiled(tmp_path, "rotary", capability, "bfloat16", 64, 4, 128, 128, 1, 32768)
+    assert_spills_nothing([line], capability)
+    assert line["shared_bytes"] == line["tensor_core_operations"] == 0
+    # Of each of four tensors both halves of a row, their cosines and sines, and both halves of the result.
+    assert line["wide_accesses"] == 4 * 6
+    assert line["registers"] <= 64  # 2048 threads of a multiprocessor have 32 each; half of them hide the latency
+    assert set(line["narrow_products"]) <= {"batch", *(f"tokens_{number}" for number in range(1, 5))}
+
+
 def assert_spills_nothing(lines: list[dict[str, Any]], capability: int) -> None:
     for line in lines:
         assert line["shared_bytes"] <= SHARED_BYTES[capability], line
@@ -149,13 +160,17 @@ def test_after_the_warm_up_no_step_of_any_length_compiles_a_kernel(
     # Two branches go by tiles of their own, and parts of a gradient are of another dtype than the whole. At once one
     # branch writes the gradient of the queries, and the others add to it.
     own = APART if numbers[0] == "apart" else [*KERNELS, "spanned_backward_queries"]
-    assert sorted(warm_up["new"]) == sorted([*own, "spanned_forward", *["spanned_backward_keys"] * 3])
+    # Rows that 16 does not divide, by their width or by that of values beside them, are read by narrower loads.
+    rotary = ["rotated"] * (2 if numbers[1] == "16" else 1)
+    assert sorted(warm_up["new"]) == sorted([*own, *rotary, "spanned_forward", *["spanned_backward_keys"] * 3])
     # By tables of where a sequence or its blocks begin, which without documents are none.
-    assert {*packed["new"]} == {"ranked_blocks", "selected_backward_keys", "selected_backward_sum", *LISTS}
+    by_starts = {"ranked_blocks", "selected_backward_keys", "selected_backward_sum", *LISTS}
+    # Without documents, the angles of blocks are a view, which begins off a multiple of 16 bytes for some widths.
+    assert {*packed["new"]} == by_starts | ({"rotated"} if numbers[1] == "24" else set())
     assert {step["tokens"] % 16 for step in steps if not step["packed"]} == set(range(16))
     assert [step for step in steps if step["new"]] == []
     # A view that begins off a multiple of 16 bytes is read by narrower loads: kernels of its own, of all that read it.
-    assert {*unaligned["new"]} == KERNELS - {"mix_forward", "selected_backward_sum", *LISTS}
+    assert {*unaligned["new"]} == {"rotated"} | KERNELS - {"mix_forward", "selected_backward_sum", *LISTS}
 
 
 @pytest.mark.slow

@@ -16,9 +16,11 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from nsa_attention.attention import NSAttention
 from nsa_attention.config import Implementation
-from nsa_attention.ops import NAMESPACE, dispatch, input_validation, selection, table_cache
+from nsa_attention.ops import NAMESPACE, dispatch, input_validation, rotary, selection, table_cache
 from nsa_attention.ops.fused import gated_attention, importance, launch, lists, mix, selected, spanned
+from nsa_attention.ops.fused import rotary as fused_rotary
 from nsa_attention.ops.fused.backend import FusedBackend
 from nsa_attention.ops.selection import Selection
 from nsa_attention.ops.sparse_attention import KeysAndValues, sparse_attention
@@ -27,7 +29,7 @@ META = torch.device("meta")
 L, D, TOKENS, STARTS = 32, 16, 2048, (0, 1000, 2048)
 OPERATORS = {
     operator._name: operator
-    for module in (gated_attention, mix, selected, selection, spanned)
+    for module in (gated_attention, mix, rotary, selected, selection, spanned)
     for operator in vars(module).values()
     if type(operator).__name__ == "CustomOpDef"
 }
@@ -37,6 +39,7 @@ WAITING = {"_local_scalar_dense", "item", "nonzero", "masked_select", "unique_co
 FREE = {
     *("view", "_unsafe_view", "slice", "select", "unsqueeze", "squeeze", "transpose", "permute", "expand", "detach"),
     *("alias", "as_strided", "unflatten", "flatten", "reshape", "promote_types", "add_"),
+    *("t", "split", "split_with_sizes", "unfold"),
     *("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"),
 }
 
@@ -74,7 +77,7 @@ class Host(TorchDispatchMode):
 @pytest.fixture(autouse=True)
 def without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     table_cache.clear_cache()
-    for module in (importance, lists, mix, selected, spanned):
+    for module in (importance, fused_rotary, lists, mix, selected, spanned):
         monkeypatch.setattr(module, "launch", lambda *_, **__: None)
     monkeypatch.setattr(dispatch, "triton_reason", lambda *_: None)
     monkeypatch.setattr(dispatch, "_triton", FusedBackend)
@@ -119,6 +122,26 @@ def test_a_pass_is_few_operations_of_the_host(packed: bool) -> None:
         with Host() as host:
             run()
     assert host.asked.total() <= 60 - LAUNCHES
+
+
+def test_rotary_embeddings_of_a_layer_are_one_operator(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forward and backward of a whole layer; the launches of both passes are 19."""
+    with META:
+        layer = NSAttention(64, 4, 1, dtype=torch.float16)
+        x = torch.empty(1, TOKENS, 64, dtype=torch.float16, requires_grad=True)
+
+    def counted() -> Counter[str]:
+        for _ in range(2):
+            with Host() as host:
+                layer(x).sum().backward()
+        return host.asked
+
+    ours = counted()
+    monkeypatch.setattr(rotary, "rotates_in_triton", lambda *_: False)
+    products = counted()
+    assert ours.total() <= 90
+    # Of each of four tensors four products, two sums and the joining of the halves, and about as much backward.
+    assert products.total() - ours.total() >= 4 * 14
 
 
 def test_a_dimension_of_one_is_no_variant_of_a_kernel() -> None:

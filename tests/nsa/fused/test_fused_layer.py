@@ -28,8 +28,16 @@ from nsa_attention.samples import Observer
 from nsa_attention.vanilla_attention import VanillaAttention
 
 TOLERANCE = 1e-10
-FORWARD = {"spanned_forward": 2, "ranked_blocks": 1, "selected_unions": 1, "selected_forward": 1, "mix_forward": 1}
+FORWARD = {
+    "rotated": 1,  # queries and keys of all branches
+    "spanned_forward": 2,
+    "ranked_blocks": 1,
+    "selected_unions": 1,
+    "selected_forward": 1,
+    "mix_forward": 1,
+}
 BACKWARD = {
+    "rotated": 2,  # the gradients, and the keys of the sliding branch, which are not saved
     "mix_forward": 1,  # the sum is not saved
     "selected_unions": 1,
     "spanned_backward_queries": 2,
@@ -64,15 +72,15 @@ def step(layer: NSAttention, x: Tensor) -> list[Tensor]:
     return [output.detach(), *torch.autograd.grad(output.square().sum(), list(layer.parameters()))]
 
 
-def test_a_step_launches_six_kernels_forward_and_eleven_backward(attention: NSAttention) -> None:
+def test_a_step_launches_seven_kernels_forward_and_thirteen_backward(attention: NSAttention) -> None:
     launch.launches.clear()
     output = attention(tokens(attention.config))
     assert launch.launches == Counter(FORWARD)
     launch.launches.clear()
     output.square().sum().backward()
     assert launch.launches == Counter(BACKWARD)
-    assert sum(FORWARD.values()) == 6
-    assert sum(BACKWARD.values()) == 11
+    assert sum(FORWARD.values()) == 7
+    assert sum(BACKWARD.values()) == 13
 
 
 def test_a_hook_on_a_branch_sees_its_output_and_may_change_it(attention: NSAttention) -> None:
@@ -205,11 +213,8 @@ def any_device(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("any_device")
 def test_the_operator_saves_at_most_three_outputs_more_than_a_dense_one() -> None:
     layer, x, context = BENCHMARK.layer_and_input()
-    q, raw = layer.project(x, context.cos_sin)
-    pairs = [
-        tuple(tensor.detach().requires_grad_() for tensor in layer.branch(branch).prepare(projected, context))
-        for branch, projected in raw.items()
-    ]
+    q, branches = layer._rotate(*layer.project(x), context)
+    pairs = [tuple(tensor.detach().requires_grad_() for tensor in pair) for pair in branches.values()]
     leaves, gates = q.detach().requires_grad_(), layer.gates(x).detach().requires_grad_()
     arguments = (leaves, pairs, gates, Selection.of(layer.config))
     saved = saved_bytes(lambda: gated_attention(*arguments, window=layer.config.window)[0], layer)

@@ -30,7 +30,7 @@ from nsa_attention.warmup import uses_fused_kernels, warm_up
 from nsa_attention.world import World
 
 TOLERANCE = 1e-10
-ATTENTION = {"spanned_forward", "spanned_backward_queries", "spanned_backward_keys"}
+SPANNED = {"spanned_forward", "spanned_backward_queries", "spanned_backward_keys"}
 SELECTED = {
     "ranked_blocks",
     "selected_unions",
@@ -72,9 +72,9 @@ def tokens(config: NSAConfig) -> Tensor:
 @pytest.mark.parametrize(
     ("branches", "kernels"),
     [
-        ((Branch.CMP, Branch.SEL, Branch.WIN), ATTENTION | SELECTED | {"mix_forward"}),
+        ((Branch.CMP, Branch.SEL, Branch.WIN), SPANNED | SELECTED | {"mix_forward"}),
         ((Branch.SEL,), {"spanned_forward"} | SELECTED),
-        ((Branch.WIN,), ATTENTION),
+        ((Branch.WIN,), SPANNED),
     ],
     ids=["all", "sel", "win"],
 )
@@ -83,7 +83,7 @@ def test_output_and_gradients_are_those_of_plain_torch(
 ) -> None:
     config = replace(small, branches=branches, compression=Compression.MEAN)
     assert_same(*pair(config), tokens(config))
-    assert set(launch.launches) - {"selected_backward_sum"} == kernels
+    assert set(launch.launches) - {"selected_backward_sum"} == kernels | {"rotated"}
 
 
 @pytest.mark.parametrize("mode", list(Recompute))
@@ -187,7 +187,7 @@ class TestTheWarmUp:
         fused, _ = pair(small)
         state = torch.random.get_rng_state()
         said = self.warmed(fused, small, tmp_path / "tuning.json")
-        assert set(launch.launches) - {"selected_backward_sum"} == ATTENTION | SELECTED | {"mix_forward"}
+        assert set(launch.launches) - {"selected_backward_sum"} == SPANNED | SELECTED | {"rotated", "mix_forward"}
         assert launch.launches["ranked_blocks"] == 2  # the second ranks the blocks of documents, by a table
         assert all(parameter.grad is None for parameter in fused.parameters())
         assert not any(module.runs for module in fused.modules() if hasattr(module, "runs"))

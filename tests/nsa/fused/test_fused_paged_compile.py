@@ -45,8 +45,8 @@ def test_they_fit_both_gpus_and_fill_tensor_cores_without_spilling(tmp_path: Pat
         assert row["copies_of_16_bytes"] >= 64 * 2 * 256 // 128 // 16, row
     # Of one layer: below some thousand tokens it is the host that a step waits for.
     host = {row["host"]: row for row in told if "host" in row}
-    assert host["pages, fused"]["launches"] == 2
-    assert host["pages, fused"]["operations"] <= 72 < 200 <= host["pages, plain torch"]["operations"]
+    assert host["pages, fused"]["launches"] == 3  # with the one for rotary embeddings
+    assert host["pages, fused"]["operations"] <= 51 < 200 <= host["pages, plain torch"]["operations"]
 
 
 @pytest.mark.slow

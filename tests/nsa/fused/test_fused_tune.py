@@ -43,6 +43,7 @@ def test_it_launches_the_kernels_of_every_length_and_of_packed_sequences(
     result = tune(**SHAPE, tokens=(5, 20), dtype=torch.float32, device="cpu", file=tmp_path / "tuning.json", **LENGTHS)
     ran = launch.launches - before
     assert ran["ranked_blocks"] == ran["selected_forward"] == 3  # two lengths, and one row of packed sequences
+    assert ran["rotated"] == 6  # of all keys together, and of one branch alone
     both_passes = {f"{part}_{kernel}" for part in ("spanned", "selected") for kernel in PASSES}
     assert both_passes | {"mix_forward"} <= set(ran)
     assert {key.tokens for key in tuning._tiles} == {8, 32}  # powers of two

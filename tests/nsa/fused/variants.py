@@ -2,11 +2,11 @@
 
     python tests/nsa/fused/variants.py WAY WIDTH DTYPE
 
-WAY: all branches `at_once`, as one operator, or `apart`. No GPU is needed: Triton decides by the arguments of a launch
-whether it has that kernel already, and what it decides by is asked of Triton itself. What the kernels would have
-written stays as it is, so that nothing is computed. The first two lines are the warm-up, of one sequence a row and of a
-packed row; then come the steps, each with the kernels that are new in it, and last one with queries at an address that
-16 does not divide.
+WAY: all branches `at_once`, as one operator, or `apart`; before them the rotary embeddings of a layer. No GPU is
+needed: Triton decides by the arguments of a launch whether it has that kernel already, and what it decides by is asked
+of Triton itself. What the kernels would have written stays as it is, so that nothing is computed. The first two lines
+are the warm-up, of one sequence a row and of a packed row; then come the steps, each with the kernels that are new in
+it, and last one with queries at an address that 16 does not divide.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from triton.runtime.jit import JITFunction, create_function_from_signature
 ROOT = Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(ROOT))
 
+from nsa_attention.ops import rotary  # noqa: E402
 from nsa_attention.ops.fused import descriptors, spanned, tuning  # noqa: E402
 from nsa_attention.ops.fused.backend import FusedBackend  # noqa: E402
 from nsa_attention.ops.fused.gated_attention import gated_attention  # noqa: E402
@@ -83,6 +84,28 @@ def step(way: str, rows: int, tokens: int, width: int, dtype: torch.dtype, start
     run(q, pairs, gates, selection, starts).sum().backward()
 
 
+def rotation(
+    values: int, rows: int, tokens: int, width: int, dtype: torch.dtype, starts: Tensor | None, off: int = 0
+) -> None:
+    """Forward and backward of the rotary embeddings of a layer, whose joint projection begins `off` an even address.
+
+    `values` columns of the projection are not rotated.
+    """
+    heads = (4, 2, 2)
+    rotated, columns = sum(heads) * width, sum(heads) * width + values
+    joint = torch.zeros(rows * tokens * columns + off, dtype=dtype)[off:].requires_grad_()
+    parts = joint.view(rows, tokens, columns)[..., :rotated].split([count * width for count in heads], -1)
+    angles = torch.zeros(2, tokens, width // 2, dtype=dtype)
+    if starts is None:
+        of_blocks = angles[:, L - 1 :: D_STRIDE]
+    else:
+        of_blocks = angles[:, torch.arange(int(compressed_starts(starts, L, D_STRIDE)[-1]))]
+    blocks = torch.zeros(rows, 2, of_blocks.shape[1], width, dtype=dtype, requires_grad=True)
+    tensors = [*(part.unflatten(-1, (-1, width)).transpose(1, 2) for part in parts), blocks]
+    outputs = rotary._rotate(tensors, [*[angles] * 3, of_blocks], 1.0, [True, *[False] * 3], "triton")
+    torch.autograd.backward(outputs, [torch.zeros_like(output) for output in outputs])
+
+
 def at_once(
     q: Tensor, pairs: Sequence[tuple[Tensor, Tensor]], gates: Tensor, selection: Selection, starts: Tensor | None
 ) -> Tensor:
@@ -111,6 +134,8 @@ def main(words: list[str]) -> None:
 
     def tell(rows: int, tokens: int, starts: Tensor | None = None, off: int = 0) -> None:
         new.clear()
+        for values in (16, 5):
+            rotation(values, rows, tokens, width, dtype, starts, off)
         step(way, rows, tokens, width, dtype, starts, off)
         print(
             json.dumps({"rows": rows, "tokens": tokens, "packed": starts is not None, "new": sorted(new)}), flush=True

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from ..rotary import ROTATIONS
 from ..selection import RANKERS, Selection, select_blocks
 from .importance import select_by_importance
+from .rotary import rotate_rows
 from .selected import fused_selected_attention
 from .spanned import cached_block_spans, cached_window_spans, spanned_attention
 
@@ -69,3 +71,4 @@ def _select_with_fused_kernel(
 
 
 RANKERS[FusedBackend.name] = _select_with_fused_kernel
+ROTATIONS[FusedBackend.name] = rotate_rows

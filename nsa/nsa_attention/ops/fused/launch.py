@@ -73,12 +73,23 @@ def _for_any_stride(kernel: Any) -> Any:
     return triton.jit(kernel.fn, do_not_specialize=_number_parameters(kernel.fn))
 
 
-def launch(kernel: Any, programs: int, *arguments: Any, warps: int = 4, stages: int = 2, **constants: Any) -> None:
-    """Launch `kernel` on a one-dimensional grid of `programs` programs, and count the launch."""
+def launch(
+    kernel: Any,
+    programs: int,
+    *arguments: Any,
+    warps: int = 4,
+    stages: int = 2,
+    row_stride: int = 0,
+    **constants: Any,
+) -> None:
+    """Launch `kernel` on a one-dimensional grid of `programs` programs, and count the launch.
+
+    `row_stride` is a common divisor of the strides of rows, for rows that are not as far apart as they are wide.
+    """
     if not programs:
         return
     launches[kernel.__name__] += 1
-    if any(constants.get(width, 0) % MIN_DOT_WIDTH for width in ("D", "E")):
+    if any(number % MIN_DOT_WIDTH for number in (row_stride, constants.get("D", 0), constants.get("E", 0))):
         kernel = _for_any_stride(kernel)
     # Only the first axis of a grid may have more than 65535 programs.
     kernel[(programs,)](*arguments, num_warps=warps, num_stages=stages, **constants)
