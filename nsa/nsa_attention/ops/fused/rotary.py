@@ -58,7 +58,7 @@ def _launch(tensors: Sequence[Tensor], tables: Sequence[Tensor], sign: float, ou
     heads = [*(x_BHTD.shape[1] for x_BHTD in tensors), *[0] * missing]
     launch(
         rotated,
-        sum(batch * triton.cdiv(x_BHTD.shape[1] * x_BHTD.shape[2], rows) for x_BHTD in tensors),
+        sum(batch * -(-x_BHTD.shape[1] * x_BHTD.shape[2] // rows) for x_BHTD in tensors),
         *(argument for arguments in strided for argument in arguments),
         *(table for table, *_ in table_arguments),
         batch,
