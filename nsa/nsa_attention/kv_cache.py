@@ -12,13 +12,14 @@ either of them, p pairs of dimensions that rotary embeddings rotate together.
 from __future__ import annotations
 
 import copy
+import weakref
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from .config import Branch, LayerConfig
 from .ops.cached_attention import CachedAttentionConfig, CachedRows, Kind, dense_output
@@ -188,6 +189,7 @@ class KVCache:
         # Keys [pages, G, r, D] and values [pages, G, r, E]. Without a page table, a sequence has one page per kind, and
         # row i is row i % r of it. All kinds of a paged cache have the same pages.
         self.rows: dict[Kind, tuple[Tensor, Tensor]] = {}
+        self._users: list[weakref.ref[nn.Module]] = []  # the layer that has used the cache
         self.recent: list[Tensor] = []  # the last l - 1 uncompressed keys and values, [S, l - 1, G, W], oldest first
 
     @property
@@ -199,6 +201,16 @@ class KVCache:
     def free_pages(self) -> int:
         """Return the number of free pages, 0 for a cache without pages."""
         return 0 if self.sequences.pages is None else self.sequences.pages.free
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"_users": []}  # a copy or a pickle of the cache is for a copy of its layer
+
+    def reserve_for(self, layer: nn.Module) -> None:
+        """Raise ValueError if the cache belongs to another layer. Otherwise it belongs to `layer` from now on."""
+        if not self._users:
+            self._users.append(weakref.ref(layer))
+        if self._users[0]() is not layer:
+            raise ValueError("cache: it belongs to another layer; create one cache for each layer")
 
     def select(self, numbers: Sequence[int]) -> KVCache:
         """Return a view of the cache, in which the batch consists of these sequences.
@@ -212,7 +224,7 @@ class KVCache:
                 f"got {', '.join(map(str, unknown or numbers)) or 'none'}"
             )
         view = copy.copy(self)
-        view.numbers = tuple(numbers)
+        view.numbers, view._users = tuple(numbers), self._users
         return view
 
     def end(self, sequence: int) -> None:
@@ -373,6 +385,7 @@ def _check(layer: Layer, x_BCM: Tensor, cache: KVCache) -> None:
     shape, shape_of_cache = ((_geometry(c), c.groups, c.d_k, c.d_v) for c in (layer.config, cache.config))
     if shape != shape_of_cache:
         raise ValueError("cache: it is of a layer with another shape; create it with this layer's new_cache")
+    cache.reserve_for(layer)
     if x_BCM.shape[0] != len(cache.numbers):
         raise ValueError(
             f"x: {x_BCM.shape[0]} sequences, but the cache has {len(cache.numbers)}; "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from copy import deepcopy
 from dataclasses import replace
 from itertools import combinations, cycle
@@ -240,3 +241,17 @@ def test_no_tokens_change_nothing(tiny: NSAConfig) -> None:
     cache = layer.new_cache(2)
     assert layer(torch.randn(2, 0, tiny.dim), cache=cache).shape == (2, 0, tiny.dim)
     assert cache.lengths == [0, 0]
+
+
+def test_a_cache_belongs_to_the_first_layer_that_uses_it(tiny: NSAConfig) -> None:
+    """Two layers of one shape could otherwise write to one cache, and both would give wrong outputs."""
+    first, second = (NSAttention.from_config(tiny).eval().requires_grad_(False) for _ in range(2))
+    cache, x = first.new_cache(2), torch.randn(2, 5, tiny.dim)
+    view = cache.select([0, 1])
+    expected = first(x, cache=cache)
+    with pytest.raises(ValueError, match="cache: it belongs to another layer; create one cache for each layer"):
+        second(x, cache=view)
+    assert cache.lengths == [5, 5]
+    loaded = pickle.loads(pickle.dumps(cache))
+    torch.testing.assert_close(first(x[:, :1], cache=loaded), first(x[:, :1], cache=cache), rtol=0, atol=0)
+    torch.testing.assert_close(expected, first(x))
