@@ -42,8 +42,8 @@ def generate(
 
     At temperature 0, the next token is the most likely one (the first, if several are equally likely). Above 0, it is
     sampled with `generator`, which must be on the model's device. `caches` are empty caches from `new_caches`; if None,
-    caches without pages are created. Raises ValueError for an empty prompt, CannotRunError for a model with attention
-    `stock`, and OutOfPagesError if too few pages are free.
+    caches without pages are created. Raises ValueError for an empty prompt or caches that are not empty, CannotRunError
+    for a model with attention `stock`, and OutOfPagesError if too few pages are free.
     """
     return torch.cat((prompt_BT, *generate_tokens(model, prompt_BT, new_tokens, temperature, generator, caches)), 1)
 
@@ -59,9 +59,10 @@ def generate_each(
     """Continue prompts of different lengths in one batch, and return each prompt with its generated tokens.
 
     `new_tokens` is the number of tokens to generate for each prompt. When a sequence is complete, it leaves the batch
-    and its pages become free. Raises the same errors as `generate`.
+    and its pages become free. The first sequences of `caches`, one per prompt, must be empty. Raises the same errors as
+    `generate`.
     """
-    _check(min(map(len, prompts), default=1), temperature)
+    _check(min(map(len, prompts), default=1), temperature, caches, len(prompts))
     new_tokens_by_sequence, tokens_by_sequence = dict(enumerate(prompts)), [[prompt] for prompt in prompts]
     for position in range(max(new_tokens, default=0)):
         for number in [number for number in new_tokens_by_sequence if new_tokens[number] == position]:
@@ -85,18 +86,23 @@ def generate_tokens(
     caches: Sequence[KVCache] | None = None,
 ) -> Iterator[Tensor]:
     """Generate tokens like `generate`, but yield each token [B, 1] as soon as it is known."""
-    _check(prompt_BT.shape[1], temperature)
     caches, unread_BC = new_caches(model, len(prompt_BT)) if caches is None else caches, prompt_BT
+    _check(prompt_BT.shape[1], temperature, caches, len(prompt_BT))
     for _ in range(new_tokens):
         unread_BC = _pick_tokens(next_logits(model, unread_BC, caches), temperature, generator)
         yield unread_BC
 
 
-def _check(prompt_tokens: int, temperature: float) -> None:
+def _check(prompt_tokens: int, temperature: float, caches: Sequence[KVCache], sequences: int) -> None:
     if prompt_tokens == 0:
         raise ValueError("prompt: expected at least one token, got none: the first token would follow from nothing")
     if temperature < 0.0:
         raise ValueError(f"temperature: expected at least 0, got {temperature}")
+    for number, tokens in enumerate(caches[0].lengths[:sequences]):
+        if tokens:
+            raise ValueError(
+                f"caches: sequence {number} has {tokens} tokens; end it first with caches[0].end({number})"
+            )
 
 
 def _pick_tokens(logits_BV: Tensor, temperature: float, generator: torch.Generator | None) -> Tensor:

@@ -15,7 +15,8 @@ from nsa_attention import generate as command
 from nsa_attention.checkpoints.load import read_weights
 from nsa_attention.checkpoints.shape import config_of, dimensions
 from nsa_attention.config import SHAPES, Attention, Branch, Compression, NSAConfig
-from nsa_attention.generate import generate, generate_tokens, main, saved_model
+from nsa_attention.decode import new_caches, next_logits
+from nsa_attention.generate import generate, generate_each, generate_tokens, main, saved_model
 from nsa_attention.model import TinyLM
 from nsa_attention.world import CannotRunError
 
@@ -87,6 +88,21 @@ def test_what_cannot_be_continued_is_said(tiny: NSAConfig) -> None:
         generate(model, prompt, 1, -0.5)
     with pytest.raises(CannotRunError, match="attention stock is torch's own layer"):
         generate(TinyLM.from_config(replace(tiny, attention=Attention.STOCK)), prompt, 1)
+
+
+def test_caches_with_tokens_are_refused(tiny: NSAConfig) -> None:
+    model, prompt = TinyLM.from_config(tiny), torch.tensor([1, 2, 3])
+    caches = new_caches(model, 3)
+    next_logits(model, {0: prompt, 2: prompt}, caches)
+    for wanted in (
+        lambda: generate_each(model, [prompt], [2], caches),
+        lambda: generate(model, prompt.expand(3, -1), 2, caches=caches),
+    ):
+        with pytest.raises(ValueError, match=r"sequence 0 has 3 tokens; end it first with caches\[0\].end\(0\)"):
+            wanted()
+    caches[0].end(0)
+    (text,) = generate_each(model, [prompt], [2], caches)  # sequence 2 is that of somebody else
+    torch.testing.assert_close(text, generate(model, prompt[None], 2)[0])
 
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=list(SHAPES))
