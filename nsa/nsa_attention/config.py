@@ -134,6 +134,13 @@ def layer_mistakes(config: LayerConfig, names: Mapping[str, str] = MappingProxyT
     `names` maps fields to the names that the messages use for them; other fields keep their own names.
     """
     name = {field.name: names.get(field.name, field.name) for field in fields(config)}
+    integers = {field.name: getattr(config, field.name) for field in fields(config) if field.type == "int"}
+    if mistakes := [
+        f"{name[field]}: expected an integer, got {value!r}"
+        for field, value in integers.items()
+        if not isinstance(value, int)
+    ]:
+        return mistakes
     mistakes = [
         f"{name[field]}: expected at least 1, got {getattr(config, field)}"
         for field in _AT_LEAST_ONE

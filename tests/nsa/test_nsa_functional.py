@@ -178,7 +178,7 @@ class TestCompressMean:
             (
                 lambda x: compress_mean(x.expand(2, -1, -1, -1), 4, 2, torch.tensor([0, 9])),
                 "cu_seqlens: expected a batch of 1, all sequences in one row, got 2; "
-                "cu_seqlens: expected torch.int32, got torch.int64",
+                "cu_seqlens: expected torch.int32 (cu_seqlens.int()), got torch.int64",
             ),
             (
                 lambda x: compress_mean(x, 4, 2, torch.tensor([0, 5, 3], dtype=torch.int32)),

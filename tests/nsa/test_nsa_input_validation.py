@@ -89,7 +89,7 @@ def test_starts_of_packed_sequences_fill_the_row(implementation: Implementation,
 @pytest.mark.parametrize(
     ("starts", "said"),
     [
-        (torch.tensor([0, 23]), "expected torch.int32, got torch.int64"),
+        (torch.tensor([0, 23]), "expected torch.int32 (cu_seqlens.int()), got torch.int64"),
         (torch.tensor([0, 9, 23, 9], dtype=torch.int32)[::2], "expected it contiguous, got a stride of 2"),
         (torch.tensor([0, 23], dtype=torch.int32, device="meta"), "expected cpu as q, got meta"),
         (torch.tensor([[0, 23]], dtype=torch.int32), "expected [sequences + 1], two numbers at least, got [1, 2]"),
@@ -173,7 +173,7 @@ def test_all_mistakes_are_told_at_once() -> None:
         "scale: expected a finite number, got inf",
         "v_cmp: expected the shape [1, 3, 1, 3], got [1, 2, 1, 3]",
         "g_swa: expected the shape [1, 23, 2], got [1, 9, 2]",
-        "cu_seqlens: expected torch.int32, got torch.int64",
+        "cu_seqlens: expected torch.int32 (cu_seqlens.int()), got torch.int64",
         "cu_seqlens: expected it from 0 to T = 23, got 1 to 23",
     ]
 
@@ -288,3 +288,10 @@ def test_the_output_is_of_the_dtype_of_the_branches_whatever_that_of_the_gates(
     given |= {name: one.to(gates) for name, one in given.items() if name.startswith("g_")}
     output = nsa_func(**given, **LENGTHS, implementation=implementation)
     assert output.dtype == dtype
+
+
+def test_lengths_of_another_type_are_mistakes() -> None:
+    assert refused(inputs(), window=32.0, block_count="4", compress_size=4.5) == (
+        "compress_size: expected an integer, got 4.5; window: expected an integer, got 32.0; "
+        "block_count: expected an integer, got '4'"
+    )

@@ -95,6 +95,9 @@ def _is_readable_on_host(starts: Tensor) -> bool:
 
 def _number_problems(lengths: Lengths, scale: float | None, implementation: str) -> list[str]:
     problems = _length_problems(lengths)
+    others = {"window": lengths.window, "block_size": lengths.block_size, "block_count": lengths.block_count}
+    if wrong_types := type_problems(others):
+        return problems + wrong_types
     if lengths.window < 1:
         problems.append(f"window: expected at least 1, got {lengths.window}")
     if lengths.block_size < 1:
@@ -111,6 +114,13 @@ def _number_problems(lengths: Lengths, scale: float | None, implementation: str)
     return problems
 
 
+def type_problems(numbers: Mapping[str, object]) -> list[str]:
+    """Return one message for each argument that is not an integer."""
+    return [
+        f"{name}: expected an integer, got {value!r}" for name, value in numbers.items() if not isinstance(value, int)
+    ]
+
+
 def _length_problems(lengths: Lengths) -> list[str]:
     return compression_problems(lengths.compress_size, lengths.compress_stride)
 
@@ -118,6 +128,8 @@ def _length_problems(lengths: Lengths) -> list[str]:
 def compression_problems(compress_size: int, compress_stride: int) -> list[str]:
     """Return one message per error in the length and the stride of compressed blocks."""
     sizes = {"compress_size": compress_size, "compress_stride": compress_stride}
+    if wrong_types := type_problems(sizes):
+        return wrong_types
     problems = [f"{name}: expected at least 1, got {size}" for name, size in sizes.items() if size < 1]
     if compress_stride > compress_size:
         problems.append(
@@ -202,7 +214,7 @@ def cu_seqlens_form_problems(starts: Tensor, tensor: Tensor, name: str) -> list[
     if starts.dim() != 1 or starts.shape[0] < 2:
         problems.append(f"cu_seqlens: expected [sequences + 1], two numbers at least, got {list(starts.shape)}")
     if starts.dtype != torch.int32:
-        problems.append(f"cu_seqlens: expected torch.int32, got {starts.dtype}")
+        problems.append(f"cu_seqlens: expected torch.int32 (cu_seqlens.int()), got {starts.dtype}")
     if starts.device != tensor.device:
         problems.append(f"cu_seqlens: expected {tensor.device} as {name}, got {starts.device}")
     if not starts.is_contiguous():
