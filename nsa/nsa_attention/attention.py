@@ -35,7 +35,15 @@ from .ops.recompute import RecomputingLinear, call_linear, in_autocast_dtype, or
 from .ops.rotary import cos_sin_at, rotary_frequencies, rotate_queries_and_keys
 from .ops.selection import Selection
 from .ops.table_cache import cached_table
-from .projections import Projected, Projection, TokenContext, keys_and_values, project_together, split_heads
+from .projections import (
+    Projected,
+    Projection,
+    TokenContext,
+    call_projection,
+    keys_and_values,
+    project_together,
+    split_heads,
+)
 
 # The names that NSAttention has for fields of LayerConfig.
 _ARGUMENTS = {
@@ -103,7 +111,7 @@ class NSAttention(nn.Module):
         mistakes: list[str] = []
         if head_dim is None:
             if heads >= 1 and dim % heads:
-                mistakes.append(f"head_dim: expected a width, because heads ({heads}) do not divide dim ({dim})")
+                mistakes.append(f"head_dim: must be given, because heads ({heads}) do not divide dim ({dim})")
             head_dim = max(2, dim // max(1, heads)) if mistakes else dim // max(1, heads)
         config = LayerConfig(
             dim=dim,
@@ -126,7 +134,7 @@ class NSAttention(nn.Module):
             mistakes.append(
                 f"compress_size: expected a multiple of compress_stride ({compress_stride}), got {compress_size}"
             )
-        if dtype is not None and not dtype.is_floating_point:
+        if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
             mistakes.append(f"dtype: expected a floating-point dtype, got {dtype}")
         if mistakes:
             raise ValueError(f"NSAttention: {'; '.join(mistakes)}")
@@ -217,6 +225,11 @@ class NSAttention(nn.Module):
             outputs.append(output)
         return self.mix(x, outputs)
 
+    def extra_repr(self) -> str:
+        arguments = {name: getattr(self.config, field) for field, name in _ARGUMENTS.items()}
+        sizes = {"dim": self.config.dim, "heads": self.config.heads, **arguments, "window": self.config.window}
+        return ", ".join(f"{name}={size}" for name, size in sizes.items())
+
     def branch(self, branch: Branch) -> AttentionBranch:
         """Return the module of an attention branch."""
         part = self.get_submodule(branch.value)
@@ -229,7 +242,7 @@ class NSAttention(nn.Module):
         (query_product,), *products = project_together(
             x, [[self.q_proj], *([part.k_proj, part.v_proj] for part in parts.values())]
         )
-        q_BHTD = split_heads(self.q_proj(x, query_product), self.config.heads)
+        q_BHTD = split_heads(call_projection(self.q_proj, x, query_product), self.config.heads)
         raw = {
             branch: keys_and_values(part, x, product)
             for (branch, part), product in zip(parts.items(), products, strict=True)

@@ -51,10 +51,16 @@ class BlockMLP(BlockMean):
 
     def __init__(self, config: LayerConfig, width: int) -> None:
         super().__init__(config, width)
-        self.position = nn.Parameter(torch.randn(self.length, width) * 0.02)
+        self.position = nn.Parameter(torch.empty(self.length, width))
+        self.reset_parameters()
         first, second = self.names
         self.add_module(first, RecomputingLinear(self.length * width, width))
         self.add_module(second, RecomputingLinear(width, width))
+
+    def reset_parameters(self) -> None:
+        """Initialize the position embedding, for example after `to_empty` of a module on the meta device."""
+        with torch.no_grad():
+            self.position.copy_(torch.randn_like(self.position) * 0.02)
 
     def compress(self, blocks_BGSlD: Tensor, origin: Origin | None = None) -> Tensor:
         first, second = (self.get_submodule(name) for name in self.names)

@@ -57,18 +57,27 @@ class Projection(nn.Linear):
 MIN_JOINED_TOKENS = 16
 
 
-def project_together(x_BTM: Tensor, projections: Sequence[Sequence[Projection]]) -> list[list[Tensor | None]]:
+def project_together(x_BTM: Tensor, projections: Sequence[Sequence[nn.Module]]) -> list[list[Tensor | None]]:
     """Apply several projections to the same input with a single matrix product.
 
-    The results have the nesting of `projections`. For few tokens they are all None, and each projection later computes
-    its own. The weights stay separate parameters, because they are named, sharded and saved separately.
+    The results have the nesting of `projections`. They are None for few tokens, and for a module that the user has put
+    in the place of a projection: `call_projection` then computes the product. The weights stay separate parameters,
+    because they are named, sharded and saved separately.
     """
-    if x_BTM.shape[:-1].numel() < MIN_JOINED_TOKENS:
+    joined = [projection for group in projections for projection in group if isinstance(projection, Projection)]
+    if x_BTM.shape[:-1].numel() < MIN_JOINED_TOKENS or not joined:
         return [[None] * len(group) for group in projections]
-    flat = [projection for group in projections for projection in group]
-    product = linear(x_BTM, [projection.weight for projection in flat])
-    parts = iter(product.split([projection.out_features for projection in flat], -1))
-    return [[next(parts) for _ in group] for group in projections]
+    product = linear(x_BTM, [projection.weight for projection in joined])
+    parts = iter(product.split([projection.out_features for projection in joined], -1))
+    return [
+        [next(parts) if isinstance(projection, Projection) else None for projection in group] for group in projections
+    ]
+
+
+def call_projection(projection: nn.Module, x_BTM: Tensor, product: Tensor | None) -> Tensor:
+    """Return the output of a projection, or of the module in its place. `product` is from `project_together`."""
+    result: Tensor = projection(x_BTM) if product is None else projection(x_BTM, product)
+    return result
 
 
 def keys_and_values(part: HasKeysAndValues, x_BTM: Tensor, products: Sequence[Tensor | None]) -> Projected:
@@ -77,7 +86,7 @@ def keys_and_values(part: HasKeysAndValues, x_BTM: Tensor, products: Sequence[Te
     `products` are the results of both projections (`project_together`).
     """
     k_product, v_product = products
-    k_BTI, v_BTI = part.k_proj(x_BTM, k_product), part.v_proj(x_BTM, v_product)
+    k_BTI, v_BTI = call_projection(part.k_proj, x_BTM, k_product), call_projection(part.v_proj, x_BTM, v_product)
     are_products = k_BTI is k_product and v_BTI is v_product
     # The values are copied, so that saving them for the backward pass does not keep the joint projection result alive.
     k_BGTD, v_BGTE = (split_heads(tensor, part.config.groups) for tensor in (k_BTI, v_BTI.contiguous()))

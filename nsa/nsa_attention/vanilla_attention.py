@@ -13,7 +13,15 @@ from torch.nn import functional
 from .config import Branch, Implementation, LayerConfig
 from .kv_cache import KVCache, attend_with_cache
 from .ops.rotary import rotate_queries_and_keys
-from .projections import Projected, Projection, TokenContext, keys_and_values, project_together, split_heads
+from .projections import (
+    Projected,
+    Projection,
+    TokenContext,
+    call_projection,
+    keys_and_values,
+    project_together,
+    split_heads,
+)
 
 
 class VanillaAttention(nn.Module):
@@ -49,5 +57,5 @@ class VanillaAttention(nn.Module):
     def project(self, x: Tensor) -> tuple[Tensor, dict[Branch, Projected]]:
         """Return what NSAttention.project returns; the only keys and values are those of all tokens, as of SEL."""
         (query_product,), products = project_together(x, [[self.q_proj], [self.k_proj, self.v_proj]])
-        q_BHTD = split_heads(self.q_proj(x, query_product), self.config.heads)
+        q_BHTD = split_heads(call_projection(self.q_proj, x, query_product), self.config.heads)
         return q_BHTD, {Branch.SEL: keys_and_values(self, x, products)}

@@ -180,7 +180,7 @@ class TestErrors:
     @pytest.mark.parametrize(
         ("numbers", "said"),
         [
-            ((24, 5, 1), "head_dim: expected a width, because heads (5) do not divide dim (24)"),
+            ((24, 5, 1), "head_dim: must be given, because heads (5) do not divide dim (24)"),
             ((24, 0, 1), "heads: expected at least 1, got 0"),
             (
                 (0, 4, 2),
@@ -203,8 +203,8 @@ class TestErrors:
                 torch.randn(2, 40, WIDTH),
                 {"positions": torch.zeros(3, 40), "cu_seqlens": torch.tensor([0, 40])},
                 "positions: expected [40] or [2, 40], got [3, 40]; positions: expected integers, got torch.float32; "
-                "cu_seqlens: expected a batch of 1, all sequences in one row, got 2; cu_seqlens: expected torch.int32, "
-                "got torch.int64",
+                "cu_seqlens: expected a batch of 1, all sequences in one row, got 2; cu_seqlens: expected torch.int32 "
+                "(cu_seqlens.int()), got torch.int64",
             ),
             (
                 torch.randn(1, 40, WIDTH),
@@ -230,3 +230,68 @@ def test_a_layer_of_some_branches_takes_the_same_arguments(tiny: NSAConfig) -> N
 
 def test_the_training_program_uses_the_same_class(tiny: NSAConfig) -> None:
     assert type(TinyLM.from_config(replace(tiny, attention=Attention.NSA)).blocks[0].attn) is nsa_attention.NSAttention
+
+
+class LowRank(nn.Module):
+    """A projection with a low-rank correction, written without any knowledge of the layer."""
+
+    def __init__(self, base: nn.Linear) -> None:
+        super().__init__()
+        self.base = base
+        self.down = nn.Linear(base.in_features, 2, bias=False).double()
+        self.up = nn.Linear(2, base.out_features, bias=False).double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        corrected: Tensor = self.base(x) + self.up(self.down(x))
+        return corrected
+
+
+@pytest.mark.parametrize("length", [8, 40])
+def test_any_module_may_take_the_place_of_a_projection(length: int) -> None:
+    """Also with few tokens, whose projections are computed one by one, and with a cache."""
+    model, x = layer(), tokens(1, length)
+    expected = layer()
+    expected.load_state_dict(model.state_dict())
+    for module in (model, expected):
+        torch.manual_seed(3)
+        replaced = [(module, "q_proj"), (module.cmp, "k_proj"), (module.win, "v_proj")]
+        for parent, name in replaced:
+            correction = LowRank(getattr(parent, name))
+            if module is model:
+                setattr(parent, name, correction)
+            else:
+                with torch.no_grad():
+                    correction.base.weight += correction.up.weight @ correction.down.weight
+    torch.testing.assert_close(model(x), expected(x), rtol=0, atol=1e-12)
+    model(x).sum().backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+    with torch.no_grad():
+        parts = [model(part, cache=cache) for cache in [model.new_cache(1)] for part in x.split(3, 1)]
+    torch.testing.assert_close(torch.cat(parts, 1), expected(x), rtol=0, atol=1e-12)
+
+
+def test_a_layer_from_the_meta_device_can_be_initialized() -> None:
+    model = NSAttention(WIDTH, 4, 2, **SIZES, device="meta").to_empty(device="cpu")
+    for parameter in model.parameters():
+        parameter.data.fill_(torch.nan)
+    for module in model.modules():
+        if hasattr(module, "reset_parameters"):
+            module.reset_parameters()
+    assert all(bool(parameter.isfinite().all()) for parameter in model.parameters())
+
+
+def test_its_text_has_the_sizes() -> None:
+    text = repr(NSAttention(64, 4, 2, window=100))
+    assert (
+        "(\n  dim=64, heads=4, kv_heads=2, head_dim=16, v_head_dim=16, compress_size=32, compress_stride=16, " in text
+    )
+    assert "block_size=64, block_count=16, window=100\n" in text
+
+
+def test_numbers_of_another_type_are_mistakes() -> None:
+    with pytest.raises(
+        ValueError, match=r"NSAttention: block_count: expected an integer, got '4'; window: expected an"
+    ):
+        NSAttention(64, 4, 2, window=32.0, block_count="4")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="dtype: expected a floating-point dtype, got bfloat16"):
+        NSAttention(64, 4, 2, dtype="bfloat16")  # type: ignore[arg-type]
