@@ -61,10 +61,7 @@ def read_weights(path: Path) -> tuple[NSAConfig, Mapping[str, Tensor]]:
     CannotRunError if there is no usable checkpoint.
     """
     checkpoint, manifest, _ = find_checkpoint(path)
-    try:
-        entries = _Reader(checkpoint).read_metadata().state_dict_metadata
-    except pickle.UnpicklingError as error:
-        raise CannotRunError(f"{checkpoint}: {error}") from error
+    entries = _metadata_of(checkpoint).state_dict_metadata
     prefix = "model."
     weights = {
         name: torch.empty(kind.size, dtype=kind.properties.dtype)
@@ -75,8 +72,16 @@ def read_weights(path: Path) -> tuple[NSAConfig, Mapping[str, Tensor]]:
     return config_of(manifest.dimensions), {name.removeprefix(prefix): weight for name, weight in weights.items()}
 
 
+def _metadata_of(checkpoint: Path) -> metadata.Metadata:
+    try:
+        return _Reader(checkpoint).read_metadata()
+    except pickle.UnpicklingError as error:
+        raise CannotRunError(f"{checkpoint}: {error}") from error
+
+
 def _read(checkpoint: Path, into: dict[str, Any], *, alone: bool) -> None:
     """Load this rank's part of a checkpoint into the state dict `into`. If `alone`, no other rank takes part."""
+    _metadata_of(checkpoint)  # torch 2.11 would not say why it cannot read the metadata
     try:
         load_by_dcp(into, storage_reader=_Reader(checkpoint), planner=_Planner(), no_dist=alone)
     except CheckpointException as error:
