@@ -1,4 +1,4 @@
-"""The code of the page about the layer and the function runs, from the first block of a page to the last."""
+"""The code of the pages about the layer and about decoding runs, from the first block of a page to the last."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from documents import blocks
 
 from nsa_attention import NSAConfig, NSAttention, TinyLM
 
-PAGES = ["docs/internals/nsa/layer-and-function.md"]
+PAGES = ["docs/internals/nsa/layer-and-function.md", "docs/internals/nsa/decoding.md"]
 
 
 def names_that_the_pages_leave_to_the_reader() -> dict[str, Any]:
