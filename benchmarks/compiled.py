@@ -73,6 +73,7 @@ class CompiledKernel:
     warps: int
     dot_operations: int  # operations of the products in one pass through the main loop, as written in the source
     described_bytes: int  # bytes that descriptors copy in one pass through the main loop
+    reduced_bytes: int  # bytes that descriptors add to memory in one pass through the main loop
     loops: tuple[sass.Loop, ...]
     instructions: int  # in the whole kernel
     code: sass.Counts  # counts of the whole kernel, each instruction once
@@ -91,15 +92,18 @@ def launches(
     capability: int = 90,
     *,
     separate: bool = False,
+    deterministic: bool = True,
 ) -> list[Launch]:
     """Return all kernel launches in one forward and backward pass, in order.
 
     Each kernel is launched with its first `tiles_per_kernel` candidate tiles, or with its tile in `tiles`, by kernel
     name. Tiles and descriptors are those of a GPU of this compute capability (90 means 9.0). With `separate`, each
-    branch and the gated sum are operators of their own, as in a layer; otherwise a single operator computes everything.
+    branch and the gated sum are operators of their own, as in a layer with hooks; otherwise a single operator computes
+    everything. `deterministic` is the option of `nsa_func`; separate operators do not have it.
     """
+    runs = _separate_operators(shape, dtype) if separate else _joint_operator(shape, dtype, deterministic)
     with without_kernels(tiles, tiles_per_kernel, capability) as noted_launches:
-        for run in (_separate_operators if separate else _joint_operator)(shape, dtype):
+        for run in runs:
             run()
     return noted_launches
 
@@ -125,6 +129,8 @@ def without_kernels(
         **constants: Any,
     ) -> None:
         part, tile = current[-1] if current else (_part_of(kernel.__name__), None)
+        if kernel.__name__ == "spanned_statistics":
+            part = ("compressed", "selected", "sliding")[dict(zip(kernel.arg_names, arguments, strict=False))["branch"]]
         noted_launches.append(
             Launch(
                 part=part,
@@ -166,12 +172,13 @@ def _part_of(name: str) -> str:
     return {"ranked": "importance"}.get(first, first)
 
 
-def _joint_operator(shape: Shape, dtype: torch.dtype) -> Iterator[Callable[[], None]]:
+def _joint_operator(shape: Shape, dtype: torch.dtype, deterministic: bool) -> Iterator[Callable[[], None]]:
     """Yield a function that runs the whole attention operation as a single operator."""
     inputs = _Inputs.of(shape, dtype)
 
     def whole() -> None:
-        output = gated_attention(inputs.q, inputs.pairs, inputs.gates, inputs.selection, window=shape.window)[0]
+        arguments, options = (inputs.q, inputs.pairs, inputs.gates, inputs.selection), {"deterministic": deterministic}
+        output = gated_attention(*arguments, window=shape.window, **options)[0]
         leaves = [inputs.q, inputs.gates, *(tensor for pair in inputs.pairs for tensor in pair)]
         torch.autograd.grad(output, leaves, torch.empty_like(output))
 
@@ -280,7 +287,8 @@ def read_compiled(result: Any) -> CompiledKernel:
         shared_bytes=result.metadata.shared,
         warps=result.metadata.num_warps,
         dot_operations=dot_operations(body),
-        described_bytes=described_bytes(body),
+        described_bytes=described_bytes(body, "async_tma_copy_global_to_local", "async_tma_gather"),
+        reduced_bytes=described_bytes(body, "async_tma_reduce"),
         loops=tuple(sass.loops(instructions)),
         instructions=len(instructions),
         code=sass.count(instructions),
@@ -344,11 +352,11 @@ def dot_operations(lines: Sequence[str]) -> int:
     return total
 
 
-def described_bytes(lines: Sequence[str]) -> int:
-    """Count the bytes copied through tensor descriptors in lines of Triton's intermediate code."""
+def described_bytes(lines: Sequence[str], *operations: str) -> int:
+    """Count the bytes that some operations on descriptors move in lines of Triton's intermediate code."""
     total = 0
     for line in lines:
-        if "async_tma_copy_global_to_local" in line or "async_tma_gather" in line:
+        if any(operation in line for operation in operations):
             *_, (sizes, kind) = re.findall(r"<((?:\d+x)+)([a-zA-Z]\w*)", line)
             total += prod(map(int, sizes.split("x")[:-1])) * _BYTES[kind]
     return total

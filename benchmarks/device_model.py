@@ -176,7 +176,9 @@ def _step(kernel: Mapping[str, Any], work: Mapping[str, Any], constants: Constan
     always, warps = kernel["loop"], kernel["warps"]
     count = _counts_of_pass(kernel, work)
     loaded_bytes = count["global_read_bytes"] * warps + kernel["described_bytes"]
-    missed_bytes = _missed_bytes(work, loaded_bytes, at_once, constants) / work["passes"]
+    # An atomic addition is counted as the transfer of its bytes. The L2 cache computes it.
+    added_bytes = count["global_written_bytes"] * warps + kernel.get("reduced_bytes", 0)
+    missed_bytes = _missed_bytes(work, loaded_bytes, at_once, constants) + work.get("sum_bytes", 0)
     products = _product_cycles(always["mma"], warps, constants)
     issue = _issue_cycles(count, warps, constants)
     per_cycle = constants.multiprocessors * constants.clock_hz
@@ -184,8 +186,8 @@ def _step(kernel: Mapping[str, Any], work: Mapping[str, Any], constants: Constan
         "tensor": products,
         "issue": issue,
         "shared": _shared_bytes(count) * warps / constants.shared_bytes_per_cycle,
-        "l2": loaded_bytes * per_cycle / constants.l2_bytes_per_s,
-        "memory": missed_bytes * per_cycle / constants.memory_bytes_per_s,
+        "l2": (loaded_bytes + added_bytes) * per_cycle / constants.l2_bytes_per_s,
+        "memory": missed_bytes / work["passes"] * per_cycle / constants.memory_bytes_per_s,
     }
     # Copies by descriptor are not simulated. They are issued (stages - 1) passes ahead, the last of which is the wait.
     alone = _scheduled_cycles(kernel, work)

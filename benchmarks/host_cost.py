@@ -116,9 +116,10 @@ def rotary_bytes(launch: Launch) -> int:
     return sum((2 * heads + 1) * tokens * launch.constants["D"] * size for heads, tokens in heads_and_tokens if heads)
 
 
-def host_cost(shape: Shape) -> dict[str, dict[str, Any]]:
+def host_cost(shape: Shape, *, deterministic: bool = True) -> dict[str, dict[str, Any]]:
     """Return the number of torch operations and kernel launches in the forward and in the backward pass.
 
+    `deterministic` is the option of `nsa_func`.
     Torch operations are listed by name with their count and bytes. Views and allocations are counted separately.
     """
     q, branches, gates, selection = _inputs(shape)
@@ -126,9 +127,8 @@ def host_cost(shape: Shape) -> dict[str, dict[str, Any]]:
     result = {}
 
     def run() -> Tensor:
-        return sparse_attention(
-            q, branches, gates, selection, window=shape.window, implementation=Implementation.TRITON
-        )
+        options = {"implementation": Implementation.TRITON, "deterministic": deterministic}
+        return sparse_attention(q, branches, gates, selection, window=shape.window, **options)
 
     with without_kernels() as noted_launches, force_triton_on_cpu():
         run()  # fills the caches that later passes use

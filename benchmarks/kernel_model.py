@@ -2,6 +2,7 @@
 
     python benchmarks/kernel_model.py                                        8k, 32k and 64k tokens, random selections
     python benchmarks/kernel_model.py --choices correlated --tokens 65536    neighbouring queries share 80, 95 and 98 %
+    python benchmarks/kernel_model.py --atomics                              the backward pass of deterministic=False
     python benchmarks/kernel_model.py --label after --json FILE              add the state to those in FILE
     python benchmarks/kernel_model.py --docs                                 rewrite the tables of performance.md
     python benchmarks/kernel_model.py --kernel spanned_backward_keys         print one kernel's loops
@@ -60,6 +61,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument(
         "--arch", type=int, nargs="+", default=[90], choices=ARCHITECTURES, help="times are for 80 and 90"
     )
+    parser.add_argument("--atomics", action="store_true", help="the backward pass of deterministic=False")
     parser.add_argument("--json", type=Path, metavar="FILE", help="add the state under its label to the states in FILE")
     parser.add_argument("--label", default="now", help="name of the state; replaces a state of the same name")
     parser.add_argument("--docs", action="store_true", help=f"write the recorded tables into {PAGE}")
@@ -111,13 +113,16 @@ def predicted_state(options: argparse.Namespace) -> dict[str, Any]:
     capabilities = sorted({90, *options.arch})
     shape = Shape(tokens=COMPILED_TOKENS)
     shares = [share for name in options.choices for share in SHARED[name]]
+    timed, deterministic = [each for each in capabilities if each in MULTIPROCESSORS], not options.atomics
     return {
         "triton": version("triton"),
-        "kernels": kernel_rows({capability: launches(shape, capability=capability) for capability in capabilities}),
-        "scenarios": list(
-            _scenarios(options.tokens, shares, [each for each in capabilities if each in MULTIPROCESSORS])
+        "kernels": kernel_rows(
+            {each: launches(shape, capability=each, deterministic=deterministic) for each in capabilities}
         ),
-        "host": {str(tokens): host_cost(Shape(tokens=tokens)) for tokens in options.tokens},
+        "scenarios": list(_scenarios(options.tokens, shares, timed, deterministic=deterministic)),
+        "host": {
+            str(tokens): host_cost(Shape(tokens=tokens), deterministic=deterministic) for tokens in options.tokens
+        },
     }
 
 
@@ -171,16 +176,17 @@ def code_row(code: CompiledKernel, stages: int, capability: int) -> dict[str, An
         "edge_conditional": asdict(edge.conditional) if edge else {},
         "written_operations": code.dot_operations,
         "described_bytes": code.described_bytes,
+        "reduced_bytes": code.reduced_bytes,
         **cycles,
     }
 
 
 def _scenarios(
-    lengths: Sequence[int], shares: Sequence[float], capabilities: Sequence[int]
+    lengths: Sequence[int], shares: Sequence[float], capabilities: Sequence[int], *, deterministic: bool
 ) -> Iterator[dict[str, Any]]:
     for tokens in lengths:
         shape = Shape(tokens=tokens)
-        all_launches = {capability: launches(shape, capability=capability) for capability in capabilities}
+        all_launches = {each: launches(shape, capability=each, deterministic=deterministic) for each in capabilities}
         for share in shares:
             indices = make_selections(tokens, count=shape.select_count, select_len=shape.select_len, shared=share)
             yield {
@@ -201,7 +207,7 @@ def print_kernel(parser: argparse.ArgumentParser, options: argparse.Namespace) -
     shape = Shape(tokens=TOKENS[-1])
     tiles = {options.kernel: options.tile} if options.tile else None
     for capability in options.arch:
-        all_launches = launches(shape, tiles, capability=capability)
+        all_launches = launches(shape, tiles, capability=capability, deterministic=not options.atomics)
         matching = [launch for launch in all_launches if launch.name == options.kernel]
         if not matching:
             names = ", ".join(sorted({launch.name for launch in all_launches}))
@@ -236,7 +242,7 @@ def _lines(launch: Launch, code: CompiledKernel, capability: int) -> Iterator[st
         waste = f" ({issued / code.dot_operations:.2f}x)" if issued else ", their shape is not in the code"
         yield f"  products of a pass: {issued} operations issued for {code.dot_operations} written{waste}"
     if code.described_bytes:
-        yield f"  bytes of a pass by descriptor: {code.described_bytes}"
+        yield f"  bytes of a pass by descriptor: {code.described_bytes}, and {code.reduced_bytes} added"
 
 
 def _predicted_line(launch: Launch, code: CompiledKernel, shape: Shape, capability: int) -> str:

@@ -41,10 +41,10 @@ def milliseconds(state: Mapping[str, Any], scenario: Mapping[str, Any], gpu: str
 
 def pass_of(kernel: str) -> str:
     """Return the pass, "backward" or "forward", in which the named kernel runs."""
-    return "backward" if "backward" in kernel or kernel.endswith(BACKWARD_LISTS) else "forward"
+    return "backward" if "backward" in kernel or kernel.endswith(BACKWARD_OTHERS) else "forward"
 
 
-BACKWARD_LISTS = ("selected_keys", "selected_segments")
+BACKWARD_OTHERS = ("selected_keys", "selected_segments", "spanned_statistics")
 
 
 def sums(state: Mapping[str, Any], scenario: Mapping[str, Any], gpu: str) -> dict[str, dict[str, float]]:

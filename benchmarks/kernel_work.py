@@ -43,6 +43,7 @@ class Work:
     spread_bytes: int  # distinct bytes that each additional running program adds to the working set
     seen: int  # visible pairs of query row and key; 0 for kernels without matrix products
     walked: int  # pairs that the passes multiply, including masked ones
+    sum_bytes: int = 0  # bytes of the sum for atomics that move between the L2 cache and memory, at least
 
 
 def work(launch: Launch, shape: Shape, indices: Tensor) -> Work:
@@ -71,22 +72,26 @@ def _spanned_query_work(launch: Launch, shape: Shape, _: Tensor) -> Work:
 
 def _spanned_key_work(launch: Launch, shape: Shape, _: Tensor) -> Work:
     queries, keys, parts = _queries(launch), launch.constants["KEYS"], launch.argument("parts")
-    spans = _spans(launch.part, shape)
-    passes, edges = spans_walked(spans.first_query_S, spans.stop_query_S, keys, queries, parts)
+    spans, is_atomic = _spans(launch.part, shape), launch.argument("p_dq") is not None
+    walk = (spans.first_query_S, spans.stop_query_S, keys, queries, parts)
+    passes, edges = spans_walked(*walk, masks_missing=is_atomic)
     key_tiles = -(-_keys(launch, shape) // keys)
     distinct = shape.tokens * _row_bytes(shape)
     # The loops go down from the last query, so the distance of two key tiles in memory is that of their last queries.
     apart = int(spans.stop_query_S[-1] - spans.stop_query_S[0]) // max(1, key_tiles - 1)
     waves = launch.programs / shape.groups / RUNNING
     seen_by_tile = int(passes.sum()) * queries / (key_tiles * shape.tokens)  # fraction of all queries
+    reads = max(1.0, waves * min(1.0, seen_by_tile))
+    sum_row_bytes = shape.heads * shape.width * FLOAT if is_atomic else 0
     return _loop_work(
         launch,
         passes.repeat(shape.groups),
         edges=int(edges.sum()) * shape.groups,
         own_bytes=_key_bytes(launch, shape, parts),
         walked_bytes=distinct,
-        reads=max(1.0, waves * min(1.0, seen_by_tile)),
-        spread_bytes=apart * _row_bytes(shape) // shape.groups // parts,
+        reads=reads,
+        spread_bytes=apart * (_row_bytes(shape) + sum_row_bytes) // shape.groups // parts,
+        sum_bytes=round(2 * reads * shape.tokens * sum_row_bytes),
         seen=int((spans.stop_key_T - spans.first_key_T).clamp_min(0).sum()) * shape.heads,
     )
 
@@ -171,6 +176,12 @@ def _mix_work(launch: Launch, shape: Shape, _: Tensor) -> Work:
     return _loopless_work(launch, 4 * output + gates)
 
 
+def _statistics_work(launch: Launch, shape: Shape, _: Tensor) -> Work:
+    # The output, its gradient, a gate and its gradient; the log-sum-exp, and the two statistics.
+    row = 2 * (shape.value_width + 1) * HALF + 3 * FLOAT
+    return _loopless_work(launch, shape.tokens * shape.heads * row)
+
+
 def _union_work(launch: Launch, shape: Shape, _: Tensor) -> Work:
     return _loopless_work(launch, 3 * _index_bytes(shape))
 
@@ -227,6 +238,7 @@ _KERNELS: dict[str, Callable[[Launch, Shape, Tensor], Work]] = {
     "spanned_forward": _spanned_query_work,
     "spanned_backward_queries": _spanned_query_work,
     "spanned_backward_keys": _spanned_key_work,
+    "spanned_statistics": _statistics_work,
     "ranked_blocks": _ranking_work,
     "selected_unions": _union_work,
     "selected_keys": _list_key_work,
@@ -239,14 +251,18 @@ _KERNELS: dict[str, Callable[[Launch, Shape, Tensor], Work]] = {
 }
 
 
-def spans_walked(first: Tensor, stop: Tensor, width: int, step: int, parts: int = 1) -> tuple[Tensor, Tensor]:
+def spans_walked(
+    first: Tensor, stop: Tensor, width: int, step: int, parts: int = 1, *, masks_missing: bool = False
+) -> tuple[Tensor, Tensor]:
     """Return two counts for each program: its loop passes, and those of them that need masks.
 
     This repeats the plan of spanned_kernels.plan_walk. `first` and `stop` bound the span of each query or key. Passes
-    with and without masks are each split over `parts` programs.
+    with and without masks are each split over `parts` programs. If `masks_missing`, all passes of a tile that is not
+    full need masks.
     """
     firsts, common_firsts = _reduce_tiles(first, width, amin=2**31 - 1), _reduce_tiles(first, width, amax=0)
-    stops, common_stops = _reduce_tiles(stop, width, amax=0), _reduce_tiles(stop, width, amin=2**31 - 1)
+    stops = _reduce_tiles(stop, width, amax=0)
+    common_stops = _reduce_tiles(stop, width, amin=0 if masks_missing else 2**31 - 1)
     steps = -((firsts - stops) // step).clamp_max(0)
     lead = -((firsts - common_firsts) // step)
     inner = (common_stops - firsts - lead * step).clamp_min(0) // step
@@ -320,6 +336,7 @@ def _loop_work(
     edges: int = 0,
     reads: float = 1.0,
     conditional: float = 1.0,
+    sum_bytes: int = 0,
 ) -> Work:
     constants = launch.constants
     if launch.name == "ranked_blocks":
@@ -338,6 +355,7 @@ def _loop_work(
         spread_bytes=spread_bytes,
         seen=seen,
         walked=int(passes.sum()) * pairs,
+        sum_bytes=sum_bytes,
     )
 
 
@@ -379,9 +397,9 @@ def _query_bytes(launch: Launch, shape: Shape) -> int:
     if "forward" in launch.name:
         return rows * ((shape.width + shape.value_width) * HALF + FLOAT)
     # With gates, a gate and its gradient are moved as well; with ADDS, the gradient of the queries is also read.
-    halves = 2 * (shape.width + shape.value_width) + (2 if launch.argument("p_g") is not None else 0)
-    halves += shape.width if launch.constants["ADDS"] else 0
-    return rows * (halves * HALF + 2 * FLOAT)
+    halves = shape.width + 2 * shape.value_width + (2 if launch.argument("p_g") is not None else 0)
+    gradients = shape.width * (2 if launch.constants["ADDS"] else 1)
+    return rows * (halves * HALF + 2 * FLOAT + gradients * launch.argument("p_dq").element_size())
 
 
 def _key_bytes(launch: Launch, shape: Shape, parts: int) -> int:

@@ -88,6 +88,7 @@ class NSAttention(nn.Module):
         rope_base: float = 10000.0,
         scale: float | None = None,
         implementation: Implementation | str = Implementation.AUTO,
+        deterministic: bool = True,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -102,7 +103,9 @@ class NSAttention(nn.Module):
 
         `compression` computes the key and value of a block: "mlp" as in the paper, "mean", or "mean_mlp". `rope_base`
         is the base of the rotary frequencies. `scale` is the factor of the scores, by default 1 / sqrt(head_dim).
-        `implementation` is a value of `Implementation`, such as "eager" or "triton"; "auto" takes the fastest.
+        `implementation` is a value of `Implementation`, such as "eager" or "triton"; "auto" takes the fastest. With
+        `deterministic=False`, the backward pass of the Triton kernels may add with atomics, as in `nsa_func`; separate
+        operators for the branches never do.
 
         Raises ValueError that lists every invalid argument, and MissingImplementationError if no branch would use
         `implementation`.
@@ -139,23 +142,25 @@ class NSAttention(nn.Module):
         if mistakes:
             raise ValueError(f"NSAttention: {'; '.join(mistakes)}")
         with nullcontext() if device is None else torch.device(device):
-            self._build(config, requested)
+            self._build(config, requested, deterministic)
         self.to(dtype=dtype)
 
     @classmethod
-    def from_config(cls, config: LayerConfig, implementation: Implementation = Implementation.AUTO) -> NSAttention:
+    def from_config(
+        cls, config: LayerConfig, implementation: Implementation = Implementation.AUTO, *, deterministic: bool = True
+    ) -> NSAttention:
         """Return a layer of a model, which may have fewer than three branches.
 
         Raises MissingImplementationError if no branch of the layer would use `implementation`.
         """
         layer = cls.__new__(cls)
         nn.Module.__init__(layer)
-        layer._build(config, implementation)
+        layer._build(config, implementation, deterministic)
         return layer
 
-    def _build(self, config: LayerConfig, implementation: Implementation) -> None:
+    def _build(self, config: LayerConfig, implementation: Implementation, deterministic: bool) -> None:
         require_implementation(implementation, config)
-        self.config, self.implementation = config, implementation
+        self.config, self.implementation, self.deterministic = config, implementation, deterministic
         self.q_proj = Projection(config.dim, config.heads * config.d_k)
         if Branch.CMP in config.branches:
             self.cmp = CompressedBranch(config, implementation)
@@ -282,6 +287,7 @@ class NSAttention(nn.Module):
             "window": self.config.window,
             "starts": context.layout and context.layout.starts,
             "sliding_sources": sliding_sources,
+            "deterministic": self.deterministic,
         }
         mixed_BTHE, indices_BGTn, outputs = operator.attend(*arguments, **options, memo_number=context.memo_number)
         keys_BGSD = pairs[Branch.CMP][0]

@@ -45,6 +45,7 @@ def nsa_func(
     scale: float | None = None,
     cu_seqlens: Tensor | None = None,
     implementation: str = "auto",
+    deterministic: bool = True,
 ) -> Tensor:
     """Return the output [B, T, H, E] of causal Native Sparse Attention (arXiv 2502.11089, eq. 5).
 
@@ -70,6 +71,10 @@ def nsa_func(
         cu_seqlens: int32 [sequences + 1], ascending from 0 to T: packs several sequences into a batch of 1. They do not
             attend to each other, and their complete compressed blocks are concatenated in the same order.
         implementation: `auto`, or the name of one implementation (docs/internals/nsa/kernels.md).
+        deterministic: False lets the backward pass of the Triton kernels add with atomics. The same input may then give
+            gradients that differ by rounding, and the pass needs another float32 tensor as large as `q`.
+            torch.use_deterministic_algorithms takes precedence if it is on when the backward pass runs. Other
+            implementations, and everything on a CPU, are always deterministic, and this option changes nothing there.
 
     The tensors may have any strides, and none of them is copied except the gates. Memory grows linearly with T.
 
@@ -111,6 +116,7 @@ def nsa_func(
         window=window,
         implementation=Implementation(implementation),
         cu_seqlens=starts,
+        deterministic=deterministic,
     )
 
 

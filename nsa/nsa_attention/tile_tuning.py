@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -56,6 +57,7 @@ def tune(
     compress_size: int = 32,
     compress_stride: int = 16,
     window: int = 512,
+    deterministic: bool = True,
     file: Path | None = None,
 ) -> TuningResult:
     """Compile the kernels for these shapes, and find their fastest tile sizes on this GPU.
@@ -76,12 +78,13 @@ def tune(
     if problems := [f"{name}: expected at least 1, got {size}" for name, size in sizes.items() if size < 1]:
         raise ValueError("tune: " + "; ".join(problems))
     _require_gpu(device, dtype, heads, kv_heads, max(head_dim, v_head_dim or 0))
-    options = {
+    options: dict[str, Any] = {
         "block_size": block_size,
         "block_count": block_count,
         "compress_size": compress_size,
         "compress_stride": compress_stride,
         "window": window,
+        "deterministic": deterministic,
     }
 
     widths = (heads, kv_heads, head_dim, v_head_dim or head_dim)
@@ -145,7 +148,7 @@ def _run_once(
     shape: tuple[int, int, int, int, int, int],
     dtype: torch.dtype,
     device: torch.device,
-    options: dict[str, int],
+    options: dict[str, Any],
     *,
     packed: bool,
 ) -> None:

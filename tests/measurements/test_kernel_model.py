@@ -102,7 +102,8 @@ KERNEL: dict[str, Any] = {
     "stages": 2,
     "outside_instructions": 900,
     "described_bytes": 0,
-    "loop": asdict(sass.count(sass.parse(HOPPER))) | {"instructions": 500, "half_rate": 150, "exponentials": 32},
+    "loop": asdict(sass.count(sass.parse(HOPPER)))
+    | {"instructions": 500, "half_rate": 150, "exponentials": 32, "global_written_bytes": 0},
     "conditional": {},
     "always_cycles": 2500.0,
     "all_cycles": 2500.0,
@@ -205,6 +206,19 @@ def test_more_of_anything_is_never_faster(name: str) -> None:
     for constants in GPUS.values():
         assert predict(more, WORK, constants).ms >= predict(KERNEL, WORK, constants).ms
         assert predict(longer, WORK, constants).ms >= predict(KERNEL, WORK, constants).ms
+
+
+def test_what_atomics_add_passes_through_l2_and_a_sum_through_memory() -> None:
+    """By descriptor, a count for the whole program, or by pointers, a count for each warp."""
+    warps, added = KERNEL["warps"], 1 << 15
+    described = KERNEL | {"reduced_bytes": added}
+    by_pointers = KERNEL | {"loop": KERNEL["loop"] | {"global_written_bytes": added // warps}}
+    plain = predict(KERNEL, WORK, H200)
+    for kernel in (described, by_pointers):
+        more_ms = predict(kernel, WORK, H200).l2_ms - plain.l2_ms
+        assert more_ms == pytest.approx(1e3 * WORK["passes"] * added / H200.l2_bytes_per_s)
+    more_ms = predict(KERNEL, WORK | {"sum_bytes": 10**9}, H200).memory_ms - plain.memory_ms
+    assert more_ms == pytest.approx(1e12 / H200.memory_bytes_per_s)
 
 
 def test_a_third_stage_hides_copies_by_descriptor_and_a_narrow_product_pays_for_its_operands() -> None:

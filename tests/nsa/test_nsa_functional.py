@@ -56,11 +56,12 @@ def by_the_reference(
     return torch.stack(outputs)
 
 
+@pytest.mark.parametrize("deterministic", [True, False])
 @pytest.mark.parametrize("implementation", ["auto", "eager", "triton"])
-def test_output_and_all_ten_gradients_are_those_of_the_reference(implementation: str) -> None:
+def test_output_and_all_ten_gradients_are_those_of_the_reference(implementation: str, deterministic: bool) -> None:
     tensors = leaves()
     weight = torch.randn(2, TOKENS, HEADS, VALUE_WIDTH, dtype=torch.float64)
-    ours = nsa_func(*tensors, **LENGTHS, implementation=implementation)
+    ours = nsa_func(*tensors, **LENGTHS, implementation=implementation, deterministic=deterministic)
     theirs = by_the_reference(*tensors)
     assert ours.shape == (2, TOKENS, HEADS, VALUE_WIDTH)
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-10)
@@ -81,6 +82,7 @@ def test_the_defaults_are_those_of_the_paper(monkeypatch: pytest.MonkeyPatch) ->
         block_len=32, block_stride=16, select_len=64, select_count=16, scale=WIDTH**-0.5
     )
     assert given["window"] == 512
+    assert given["deterministic"]
 
 
 def test_queries_keys_and_values_are_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:

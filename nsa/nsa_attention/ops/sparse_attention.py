@@ -37,6 +37,7 @@ def sparse_attention(
     window: int,
     implementation: Implementation = Implementation.AUTO,
     cu_seqlens: Tensor | None = None,
+    deterministic: bool = True,
 ) -> Tensor:
     """Return the output [B, T, H, E] of native sparse attention: the gated sum of its branches.
 
@@ -60,7 +61,8 @@ def sparse_attention(
     if not q_BHTD.numel():
         return _empty_output(q_BHTD, pairs, gates_cBHT)
     if (combined := combined_operator(implementation, q_BHTD, *pairs)) is not None:
-        return combined.attend(q_BHTD, pairs, gates_cBHT, selection, window=window, starts=starts)[0]
+        options = {"window": window, "starts": starts, "deterministic": deterministic}
+        return combined.attend(q_BHTD, pairs, gates_cBHT, selection, **options)[0]
     lengths = {"block_len": selection.block_len, "block_stride": selection.block_stride}
     compressed_BHTE, lse_BHT = backend.attend_compressed(
         q_BHTD, *branches.compressed, **lengths, scale=scale, starts=starts

@@ -2,9 +2,9 @@
 
     python tests/nsa/fused/compiled.py WAY CAPABILITY DTYPE HEADS GROUPS WIDTH VALUE_WIDTH TILES [TOKENS [KERNEL ...]]
 
-WAY: all branches `at_once`, as one operator, or `apart`; or `rotary`, the rotary embeddings of a layer. How that goes
-without a GPU: benchmarks/compiled.py. The first TILES sizes that would be tried are compiled, of the named kernels or
-of all.
+WAY: all branches `at_once`, as one operator, the same with `atomics`, or `apart`; or `rotary`, the rotary embeddings of
+a layer. How that goes without a GPU: benchmarks/compiled.py. The first TILES sizes that would be tried are compiled, of
+the named kernels or of all.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ def main(words: list[str]) -> None:
     if way == "rotary":
         noted = rotary_launches(shape, kind)
     else:
-        noted = launches(shape, dtype=kind, tiles_per_kernel=tiles, capability=one, separate=way == "apart")
+        options = {"separate": way == "apart", "deterministic": way != "atomics"}
+        noted = launches(shape, dtype=kind, tiles_per_kernel=tiles, capability=one, **options)
     for launch in noted:
         if names and launch.name not in names:
             continue
@@ -71,10 +72,11 @@ def rotary_launches(shape: Shape, dtype: torch.dtype) -> list[Launch]:
 def compiled(launch: Launch, capability: int) -> dict[str, Any]:
     result = compile_launch(launch, capability)
     numbers = {name: value for name, value in launch.constants.items() if name in ("ROWS", "KEYS", "CHUNK")}
+    is_atomic = launch.name == "spanned_backward_keys" and launch.argument("p_dq") is not None
     return {
         "part": launch.part,
         "kernel": launch.name,
-        "variant": [name for name in ("ADDS", "SIGNED") if launch.constants.get(name)],
+        "variant": [name for name in ("ADDS", "SIGNED") if launch.constants.get(name)] + ["ATOMIC"] * is_atomic,
         "numbers": numbers | {"warps": launch.warps, "stages": launch.stages},
         "tensor_core_operations": result.asm["ptx"].count("mma"),
         "wide_accesses": len(_WIDE.findall(result.asm["ptx"])),

@@ -28,8 +28,9 @@ KERNELS = {
     "mix_forward",
 }
 APART = KERNELS - {"mix_forward"}  # with an operator for each branch; torch computes the sum
+ATOMIC = ("spanned_statistics", "spanned_backward_keys")  # of deterministic=False alone
 LISTS = {"selected_unions", "selected_keys", "selected_segments"}
-WITHOUT_PRODUCTS = LISTS | {"selected_backward_sum", "mix_forward"}
+WITHOUT_PRODUCTS = LISTS | {"selected_backward_sum", "mix_forward", "spanned_statistics"}
 RECORD = Path(__file__).resolve().parents[3] / "benchmarks" / "results" / "kernel_model.json"
 GROWTH = 1.1
 FEW = 3  # instructions, so that short loops may move a little
@@ -40,10 +41,11 @@ NARROW = {
     "selected_backward_queries": ["places"],
     "selected_backward_keys": ["length"],
     "mix_forward": ["tokens"],
+    "spanned_statistics": ["tokens"],
     "spanned_backward_keys": ["batch_groups", "parts"],
 }
 # Accesses of 16 bytes a thread in the first choice of tiles: what a tile of rows is moved by, unrolled.
-WIDE = dict.fromkeys(KERNELS - LISTS, 8)
+WIDE = dict.fromkeys({*KERNELS, "spanned_statistics"} - LISTS, 8)
 
 
 def compiled(tmp_path: Path, way: str, capability: int, dtype: str, *numbers: int | str) -> list[dict[str, Any]]:
@@ -72,6 +74,24 @@ def test_the_first_choice_of_tiles_compiles_for_an_h200_and_fills_tensor_cores_w
     """64 query heads, 4 key heads, width 128, bfloat16: the shape of the benchmark."""
     assert {line["kernel"] for line in first_choice} == KERNELS
     assert_fills_tensor_cores(first_choice)
+
+
+@pytest.mark.parametrize("capability", [80, 90, 100])
+def test_the_kernels_for_atomics_compile_too(tmp_path: Path, capability: int) -> None:
+    lines = compiled(tmp_path, "atomics", capability, "bfloat16", 64, 4, 128, 128, 1, 32768, *ATOMIC)
+    variants = [(line["part"], line["kernel"], line["variant"]) for line in lines]
+    assert variants == [
+        (part, kernel, variant)
+        for part in ("compressed", "sliding")
+        for kernel, variant in (("spanned_statistics", []), ("spanned_backward_keys", ["SIGNED", "ATOMIC"]))
+    ]
+    assert_spills_nothing(lines, capability)
+    if capability == 90:
+        assert_fills_tensor_cores(lines)
+    for line in lines[1::2]:
+        assert line["tensor_core_operations"] > 0
+        # Since capability 9.0, one copy for all threads adds a tile to the gradient of the queries.
+        assert (line["reduced_bytes"] > 0) == (capability >= 90)
 
 
 @pytest.mark.slow
@@ -142,7 +162,11 @@ def test_no_loop_is_a_tenth_longer_than_recorded(first_choice: list[dict[str, An
                 assert line[region].get("instructions", 0) <= limit, (name, region)
 
 
-@pytest.mark.parametrize("numbers", [("at_once", "16", "bfloat16"), ("apart", "24", "float16")], ids=str)
+@pytest.mark.parametrize(
+    "numbers",
+    [("at_once", "16", "bfloat16"), ("atomics", "16", "bfloat16"), ("apart", "24", "float16")],
+    ids=str,
+)
 def test_after_the_warm_up_no_step_of_any_length_compiles_a_kernel(
     tmp_path: Path, numbers: tuple[str, str, str]
 ) -> None:
@@ -159,10 +183,18 @@ def test_after_the_warm_up_no_step_of_any_length_compiles_a_kernel(
     warm_up, packed, *steps, unaligned = map(json.loads, done.stdout.splitlines())
     # Two branches go by tiles of their own, and parts of a gradient are of another dtype than the whole. At once one
     # branch writes the gradient of the queries, and the others add to it.
-    own = APART if numbers[0] == "apart" else [*KERNELS, "spanned_backward_queries"]
+    own = {
+        "apart": [*APART],
+        "at_once": [*KERNELS, "spanned_backward_queries"],
+        "atomics": [*(KERNELS - {"spanned_backward_queries"}), "spanned_statistics"],
+    }[numbers[0]]
     # Rows that 16 does not divide, by their width or by that of values beside them, are read by narrower loads.
     rotary = ["rotated"] * (2 if numbers[1] == "16" else 1)
-    assert sorted(warm_up["new"]) == sorted([*own, *rotary, "spanned_forward", *["spanned_backward_keys"] * 3])
+    # With atomics, both branches have the same tiles.
+    key_kernels = 2 if numbers[0] == "atomics" else 4
+    assert sorted(warm_up["new"]) == sorted(
+        [*own, *rotary, "spanned_forward", *["spanned_backward_keys"] * (key_kernels - 1)]
+    )
     # By tables of where a sequence or its blocks begin, which without documents are none.
     by_starts = {"ranked_blocks", "selected_backward_keys", "selected_backward_sum", *LISTS}
     # Without documents, the angles of blocks are a view, which begins off a multiple of 16 bytes for some widths.
@@ -170,7 +202,8 @@ def test_after_the_warm_up_no_step_of_any_length_compiles_a_kernel(
     assert {step["tokens"] % 16 for step in steps if not step["packed"]} == set(range(16))
     assert [step for step in steps if step["new"]] == []
     # A view that begins off a multiple of 16 bytes is read by narrower loads: kernels of its own, of all that read it.
-    assert {*unaligned["new"]} == {"rotated"} | KERNELS - {"mix_forward", "selected_backward_sum", *LISTS}
+    others = {"mix_forward", "selected_backward_sum", "spanned_statistics", *LISTS}
+    assert {*unaligned["new"]} == {"rotated", *own} - others
 
 
 @pytest.mark.slow
@@ -193,7 +226,8 @@ def test_some_choice_of_tiles_fits_each_gpu(
     tmp_path: Path, capability: int, dtype: str, numbers: tuple[int, int, int, int]
 ) -> None:
     """All of them compile; a tile that does not fit is passed over at the launch, so one that fits must be there."""
-    for way, kernels in (("at_once", KERNELS), ("apart", APART)):
+    atomics = KERNELS - {"spanned_backward_queries"} | {"spanned_statistics"}
+    for way, kernels in (("at_once", KERNELS), ("atomics", atomics), ("apart", APART)):
         launches = compiled(tmp_path, way, capability, dtype, *numbers, 99)
         fitting = {line["kernel"] for line in launches if line["shared_bytes"] <= SHARED_BYTES[capability]}
         assert fitting == kernels

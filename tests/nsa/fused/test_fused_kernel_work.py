@@ -25,13 +25,17 @@ def spans(name: str, tokens: int) -> Spans:
     return block_spans(tokens, blocks, 32, 16, None, CPU)
 
 
-def walked(first: Tensor, stop: Tensor, width: int, step: int, parts: int) -> list[tuple[int, int]]:
+def walked(
+    first: Tensor, stop: Tensor, width: int, step: int, parts: int, *, masks_missing: bool = False
+) -> list[tuple[int, int]]:
     """As the kernels walk: a step masks unless all spans of the tile hold all of it. (All passes, those that mask.)"""
     counts = []
     for tile in range(0, len(first), width):
         firsts, stops = first[tile : tile + width].tolist(), stop[tile : tile + width].tolist()
         steps = list(range(min(firsts), max(stops), step))
         masks = [begin < max(firsts) or begin + step > min(stops) for begin in steps]
+        if masks_missing and len(firsts) < width:
+            masks = [True] * len(steps)
         edges, whole = sum(masks), len(steps) - sum(masks)
         for part in range(parts):
             masked = len(range(part, edges, parts))
@@ -61,11 +65,13 @@ def test_passes_over_keys(name: str, tokens: int, queries: int, keys: int) -> No
     st.sampled_from([1, 4, 16]),
 )
 def test_passes_over_queries_shared_out_to_parts(name: str, tokens: int, queries: int, keys: int, parts: int) -> None:
+    """With atomics, the passes of a tile with missing keys all mask."""
     one = spans(name, tokens)
-    passes, edges = spans_walked(one.first_query_S, one.stop_query_S, keys, queries, parts)
-    assert list(zip(passes.tolist(), edges.tolist(), strict=True)) == walked(
-        one.first_query_S, one.stop_query_S, keys, queries, parts
-    )
+    walk = (one.first_query_S, one.stop_query_S, keys, queries, parts)
+    for missing in (False, True):
+        passes, edges = spans_walked(*walk, masks_missing=missing)
+        expected = walked(*walk, masks_missing=missing)
+        assert list(zip(passes.tolist(), edges.tolist(), strict=True)) == expected
 
 
 @given(st.integers(1, 400), st.sampled_from([1, 2, 4, 8]), st.floats(0, 1), st.integers(4, 16))

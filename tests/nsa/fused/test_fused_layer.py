@@ -83,6 +83,28 @@ def test_a_step_launches_seven_kernels_forward_and_thirteen_backward(attention: 
     assert sum(BACKWARD.values()) == 13
 
 
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+def test_a_layer_may_use_atomics_and_computes_the_same(small: NSAConfig, compiled: bool) -> None:
+    x, layers = tokens(small), []
+    for deterministic in (True, False):
+        layer = NSAttention.from_config(small, Implementation.TRITON, deterministic=deterministic).double()
+        layers.append(layer)
+    layers[1].load_state_dict(layers[0].state_dict())
+    expected = step(layers[0], x)
+    launch.launches.clear()
+    if compiled:
+        layers[1].compile(backend="aot_eager", fullgraph=True)
+    for ours, theirs in zip(step(layers[1], x), expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=TOLERANCE)
+    assert launch.launches["spanned_statistics"] == 2
+    assert launch.launches["spanned_backward_queries"] == 0
+
+
+def test_the_constructor_of_a_layer_has_the_option() -> None:
+    assert NSAttention(8, 2, 1).deterministic
+    assert not NSAttention(8, 2, 1, deterministic=False).deterministic
+
+
 def test_a_hook_on_a_branch_sees_its_output_and_may_change_it(attention: NSAttention) -> None:
     x, seen = tokens(attention.config), dict[str, Tensor]()
     together = step(attention, x)

@@ -47,6 +47,9 @@ def test_it_launches_the_kernels_of_every_length_and_of_packed_sequences(
     both_passes = {f"{part}_{kernel}" for part in ("spanned", "selected") for kernel in PASSES}
     assert both_passes | {"mix_forward"} <= set(ran)
     assert {key.tokens for key in tuning._tiles} == {8, 32}  # powers of two
+    options = {"dtype": torch.float32, "device": "cpu", "file": tmp_path / "tuning.json"}
+    tune(**SHAPE, tokens=20, deterministic=False, **options, **LENGTHS)
+    assert launch.launches["spanned_statistics"] - before["spanned_statistics"] == 4
     assert torch.equal(state, torch.random.get_rng_state())
     assert (result.measured, result.file) == (0, None)  # in the interpreter nothing is measured
 

@@ -2,11 +2,11 @@
 
     python tests/nsa/fused/variants.py WAY WIDTH DTYPE
 
-WAY: all branches `at_once`, as one operator, or `apart`; before them the rotary embeddings of a layer. No GPU is
-needed: Triton decides by the arguments of a launch whether it has that kernel already, and what it decides by is asked
-of Triton itself. What the kernels would have written stays as it is, so that nothing is computed. The first two lines
-are the warm-up, of one sequence a row and of a packed row; then come the steps, each with the kernels that are new in
-it, and last one with queries at an address that 16 does not divide.
+WAY: all branches `at_once`, as one operator, the same with `atomics`, or `apart`; before them the rotary embeddings of
+a layer. No GPU is needed: Triton decides by the arguments of a launch whether it has that kernel already, and what it
+decides by is asked of Triton itself. What the kernels would have written stays as it is, so that nothing is computed.
+The first two lines are the warm-up, of one sequence a row and of a packed row; then come the steps, each with the
+kernels that are new in it, and last one with queries at an address that 16 does not divide.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import json
 import os
 import sys
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +80,7 @@ def step(way: str, rows: int, tokens: int, width: int, dtype: torch.dtype, start
     k, v = (tensors(2, rows, tokens, width, dtype) for _ in range(2))
     gates = torch.zeros(rows, tokens, 3, 4, dtype=dtype).permute(2, 0, 3, 1).requires_grad_()
     pairs = ((k_cmp, v_cmp), (k, v), (k.contiguous(), v))
-    run = at_once if way == "at_once" else apart
+    run = apart if way == "apart" else partial(at_once, deterministic=way != "atomics")
     run(q, pairs, gates, selection, starts).sum().backward()
 
 
@@ -107,9 +107,15 @@ def rotation(
 
 
 def at_once(
-    q: Tensor, pairs: Sequence[tuple[Tensor, Tensor]], gates: Tensor, selection: Selection, starts: Tensor | None
+    q: Tensor,
+    pairs: Sequence[tuple[Tensor, Tensor]],
+    gates: Tensor,
+    selection: Selection,
+    starts: Tensor | None,
+    *,
+    deterministic: bool,
 ) -> Tensor:
-    return gated_attention(q, pairs, gates, selection, window=WINDOW, starts=starts)[0]
+    return gated_attention(q, pairs, gates, selection, window=WINDOW, starts=starts, deterministic=deterministic)[0]
 
 
 def apart(

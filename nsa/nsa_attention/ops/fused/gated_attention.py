@@ -22,7 +22,7 @@ from ..recompute import project_and_rotate
 from ..selection import Selection, remember
 from .gates import GatedBranch, empty_gradients
 from .importance import select_by_importance
-from .launch import check_attention, check_dtypes, empty_outputs, empty_token_major
+from .launch import accumulator_dtype, check_attention, check_dtypes, empty_outputs, empty_token_major
 from .mix import empty_sum, mix_forward, weighted_sum
 from .selected import segment_length, selected_gradients, selected_output
 from .spanned import (
@@ -36,7 +36,7 @@ from .spanned import (
 )
 from .spanned_kernels import spanned_forward
 
-_SELECTED = 1  # the branch among the three
+_COMPRESSED, _SELECTED, _SLIDING = range(3)  # branches
 # Of the saved tensors: the spans, the results of the branches, the keys and values of the compressed and the selected
 # branch, and those of the sliding branch or their sources.
 _SAVED = ((0, 8), (8, 15), (15, 19), (19, None))
@@ -53,14 +53,17 @@ def gated_attention(
     memo_number: Tensor | None = None,
     indices_BGTn: Tensor | None = None,
     sliding_sources: Sequence[Tensor] = (),
+    deterministic: bool = True,
 ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
     """Return the gated sum [B, T, H, E], the indices [B, G, T, n] of the selected blocks, and the branch outputs.
 
     The branch outputs, three tensors [B, H, T, E], have no gradients. `memo_number` identifies a SelectionMemo, if
     there is one. `indices_BGTn` selects the blocks; None selects the most important ones. `sliding_sources` are the
     arguments with which `project_and_rotate` returns the keys and values of the sliding branch: the backward pass then
-    computes these again, and they are not saved. An empty list: they are saved. There must be at least one token, and
-    `selection.select_count` must be at least 3. Raises CannotLaunchError for tensors that the kernels do not support.
+    computes these again, and they are not saved. An empty list: they are saved. If `deterministic` is False, the
+    backward pass uses atomics, unless torch.use_deterministic_algorithms is on when it runs. There must be at least one
+    token, and `selection.select_count` must be at least 3. Raises CannotLaunchError for tensors that the kernels do not
+    support.
     """
     for pair in pairs:
         check_attention(spanned_forward, q_BHTD, *pair)
@@ -80,6 +83,7 @@ def gated_attention(
         selection.select_count,
         window,
         selection.scale,
+        deterministic,
         memo_number,
         indices_BGTn,
     )
@@ -101,6 +105,7 @@ def _gated_attention(
     select_count: int,
     window: int,
     scale: float,
+    _deterministic: bool,
     memo_number: Tensor | None = None,
     given_indices: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
@@ -140,32 +145,40 @@ def _gated_attention_backward(
     select_len: int,
     window: int,
     scale: float,
+    deterministic: bool,
     needs_grad: list[bool],
 ) -> tuple[Tensor, list[Tensor], Tensor]:
     """Return the gradients of the queries, of the keys and values, and of the gates.
 
-    `needs_grad` has a bool for the queries, six for keys and values, and one for the gates. Gradients that are not
-    needed are empty.
+    If `deterministic` is False, kernels may add to the gradient of the queries with atomics (gates.py). `needs_grad`
+    has a bool for the queries, six for keys and values, and one for the gates. Gradients that are not needed are empty.
     """
     needs_q, *needs_kv, needs_gates = needs_grad
     *branch_results, indices_BGTn = results
     spans_by_branch = _spans(spans, block_len, block_stride, window)
     dy_BHTE = grad_BTHE.contiguous().transpose(1, 2)
-    dq_BHTD = empty_token_major(q_BHTD, q_BHTD.shape[-1])
     dgates_cBHT = gates_cBHT.new_empty(gates_cBHT.shape)
-    adds_to_dq, gradients = False, list[Tensor]()
-    for number, (pair, result) in enumerate(zip(_pairs(keys_values), _pairs(branch_results), strict=True)):
+    # Atomics save products if a kernel computes the gradients of queries and of keys and values.
+    needs_both = needs_q and any(needs_kv[:2] + needs_kv[4:])
+    uses_atomics = needs_both and not (deterministic or torch.are_deterministic_algorithms_enabled())
+    sum_dtype = accumulator_dtype(q_BHTD.dtype) if uses_atomics else q_BHTD.dtype
+    sum_BHTD = empty_token_major(q_BHTD, q_BHTD.shape[-1], sum_dtype)
+    adds_to_dq, gradients = False, list(keys_values)
+    # The selected branch uses no atomics, so it can be the first to write the sum.
+    for number in (_SELECTED, _COMPRESSED, _SLIDING) if uses_atomics else (_COMPRESSED, _SELECTED, _SLIDING):
+        pair, result = _pairs(keys_values)[number], _pairs(branch_results)[number]
         needs_key_grads = any(needs_kv[2 * number : 2 * number + 2])
         if not (needs_q or needs_key_grads or needs_gates):
-            gradients += empty_gradients(*pair)
+            gradients[2 * number : 2 * number + 2] = empty_gradients(*pair)
             continue
         gated_branch = GatedBranch(
             number=number,
             gates_cBHT=gates_cBHT,
             dgates_cBHT=dgates_cBHT,
-            dq_BHTD=dq_BHTD,
+            dq_BHTD=sum_BHTD,
             adds_to_dq=adds_to_dq,
             needs_key_grads=needs_key_grads,
+            is_float_sum=uses_atomics,
         )
         if number == _SELECTED:
             tensors = (dy_BHTE, q_BHTD, *pair, indices_BGTn, starts, *result)
@@ -176,7 +189,10 @@ def _gated_attention_backward(
                 dy_BHTE, q_BHTD, *pair, spans_by_branch[number // 2], *result, scale, gated_branch
             )
         adds_to_dq = True
-        gradients += key_value_grads
+        gradients[2 * number : 2 * number + 2] = key_value_grads
+    dq_BHTD = sum_BHTD
+    if uses_atomics:
+        dq_BHTD = torch.mul(sum_BHTD, scale, out=empty_token_major(q_BHTD, q_BHTD.shape[-1]))
     dq_BHTD, dgates_cBHT = (
         gradient if is_needed else empty_gradients(gradient)[0]
         for gradient, is_needed in ((dq_BHTD, needs_q), (dgates_cBHT, needs_gates))
@@ -230,11 +246,11 @@ def _(
 
 def _save_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     q_BHTD, keys_values, gates_cBHT, spans, sliding_sources, starts, *numbers = inputs
-    block_len, block_stride, select_len, _, window, scale, *_ = numbers
+    block_len, block_stride, select_len, _, window, scale, deterministic, *_ = numbers
     sliding = sliding_sources or keys_values[4:]
     ctx.sliding_groups = keys_values[4].shape[1] if sliding_sources else None
     ctx.save_for_backward(q_BHTD, gates_cBHT, starts, *spans, *output[1:], *keys_values[:4], *sliding)
-    ctx.numbers = (block_len, block_stride, select_len, window, scale)
+    ctx.numbers = (block_len, block_stride, select_len, window, scale, deterministic)
     ctx.mark_non_differentiable(*output[1:])
     ctx.set_materialize_grads(False)
 

@@ -13,6 +13,11 @@ The host does not know the signs of the gates and would have to wait for them. K
 once for negative gates. Kernels that load query rows in their loop read the sign from the last bit of the row's sum(o
 dy), where it changes less than rounding does, and negate P.
 
+With atomics (`deterministic=False`), one kernel each computes all gradients of the compressed and of the sliding
+branch. These kernels add to a sum of the gradients of the queries in float32 (float64 for float64). The sum is without
+the scale, because multiplying each addend would take instructions in the loop. The selected branch runs first and
+writes the sum, so nothing has to set it to zero. At the end, the sum is multiplied by the scale and rounded once.
+
 Dimensions: c branches, B batch, H query heads, T tokens, D key width; inside a kernel R query rows, K keys, E value
 width.
 """
@@ -42,6 +47,7 @@ class GatedBranch:
     dq_BHTD: Tensor  # gradient of the queries, summed over the branches
     adds_to_dq: bool  # whether to add to `dq_BHTD`, because another branch has written it already
     needs_key_grads: bool  # whether to compute gradients of keys and values
+    is_float_sum: bool = False  # whether `dq_BHTD` is the sum for atomics, without the scale
 
 
 def gate_arguments(branch: GatedBranch | None) -> tuple[Any, ...]:
@@ -54,6 +60,11 @@ def query_gradient_buffer(q_BHTD: Tensor, branch: GatedBranch | None) -> tuple[T
     return (
         (empty_token_major(q_BHTD, q_BHTD.shape[-1]), False) if branch is None else (branch.dq_BHTD, branch.adds_to_dq)
     )
+
+
+def query_gradient_constants(sizes: dict[str, Any], branch: GatedBranch | None) -> dict[str, Any]:
+    """Return the constants of a kernel that writes or adds to the gradient of the queries."""
+    return sizes | {"SCALE": 1.0} if branch is not None and branch.is_float_sum else sizes
 
 
 def empty_gradients(*tensors: Tensor) -> tuple[Tensor, ...]:

@@ -185,7 +185,10 @@ def empty_outputs(q_BHTD: Tensor, v_BGSE: Tensor) -> tuple[Tensor, Tensor]:
     return empty_token_major(q_BHTD, v_BGSE.shape[-1]), lse_BHT
 
 
-def empty_token_major(q_BHTD: Tensor, width: int) -> Tensor:
-    """Return an uninitialized tensor [B, H, T, width] in which the heads of a token are adjacent in memory."""
+def empty_token_major(q_BHTD: Tensor, width: int, dtype: torch.dtype | None = None) -> Tensor:
+    """Return an uninitialized tensor [B, H, T, width] in which the heads of a token are adjacent in memory.
+
+    `dtype` is by default that of `q_BHTD`.
+    """
     batch, heads, tokens, _ = q_BHTD.shape
-    return q_BHTD.new_empty((batch, tokens, heads, width)).transpose(1, 2)
+    return q_BHTD.new_empty((batch, tokens, heads, width), dtype=dtype).transpose(1, 2)

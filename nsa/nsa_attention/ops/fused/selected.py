@@ -28,7 +28,14 @@ from .. import NAMESPACE
 from ..autograd import register_attention_gradients
 from . import lists, tuning
 from .descriptors import keys_and_values
-from .gates import GatedBranch, empty_gradients, gate_arguments, query_gradient_buffer, tuning_name
+from .gates import (
+    GatedBranch,
+    empty_gradients,
+    gate_arguments,
+    query_gradient_buffer,
+    query_gradient_constants,
+    tuning_name,
+)
 from .launch import (
     MIN_DOT_WIDTH,
     CannotLaunchError,
@@ -214,7 +221,7 @@ def selected_gradients(
             ADDS=adds_to_dq,
             DESCRIBED=keys.uses_descriptors,
             **tile_constants,
-            **sizes,
+            **query_gradient_constants(sizes, gated_branch),
         )
 
     tuning_key = _tuning_key("selected_backward_queries", q_BHTD, k_BGTD, v_BGTE, select_len, indices_BGTn)

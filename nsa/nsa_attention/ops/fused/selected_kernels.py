@@ -296,7 +296,7 @@ def selected_backward_keys(
             p_q, p_do, p_stats, to_delta, o_stat, o_head, m_row, HEADS, HEADS_PADDED, D, D_PADDED, E, E_PADDED
         )
         m_seen = o_key[:, None] <= o_token[None, :]
-        b_dk, b_dv = key_step(b_q, b_k, b_v, b_do, b_lse, b_delta, m_seen, b_dk, b_dv, SIGNED, EXPONENT, EXACT, ACC)
+        b_dk, b_dv, _ = key_step(b_q, b_k, b_v, b_do, b_lse, b_delta, m_seen, b_dk, b_dv, SIGNED, EXPONENT, EXACT, ACC)
         o_token = _query_of_place(p_key, start + QUERIES + o_query, stop, first_key)
     for start in range(apart, stop, QUERIES):
         m_row = (start + o_query < stop) & (o_head < HEADS)
@@ -304,7 +304,7 @@ def selected_backward_keys(
         b_q, b_do, b_lse, b_delta = _rows_of_list(
             p_q, p_do, p_stats, to_delta, o_stat, o_head, m_row, HEADS, HEADS_PADDED, D, D_PADDED, E, E_PADDED
         )
-        b_dk, b_dv = key_step(b_q, b_k, b_v, b_do, b_lse, b_delta, None, b_dk, b_dv, SIGNED, EXPONENT, EXACT, ACC)
+        b_dk, b_dv, _ = key_step(b_q, b_k, b_v, b_do, b_lse, b_delta, None, b_dk, b_dv, SIGNED, EXPONENT, EXACT, ACC)
         o_token = _query_of_place(p_key, start + QUERIES + o_query, stop, first_key)
     b_dk *= SCALE
     # Loading these values again saves two registers in the loop.

@@ -24,7 +24,14 @@ from ..packed import compressed_starts, sequence_numbers, single_sequence_starts
 from ..table_cache import cached_table
 from . import tuning
 from .descriptors import TiledPair, can_describe, keys_and_values, make_descriptor
-from .gates import GatedBranch, empty_gradients, gate_arguments, query_gradient_buffer, tuning_name
+from .gates import (
+    GatedBranch,
+    empty_gradients,
+    gate_arguments,
+    query_gradient_buffer,
+    query_gradient_constants,
+    tuning_name,
+)
 from .launch import (
     Tile,
     accumulator_dtype,
@@ -33,9 +40,11 @@ from .launch import (
     empty_token_major,
     kernel_constants,
     launch,
+    next_power_of_two,
+    triton_accumulator_dtype,
     with_strides,
 )
-from .spanned_kernels import spanned_backward_keys, spanned_backward_queries, spanned_forward
+from .spanned_kernels import spanned_backward_keys, spanned_backward_queries, spanned_forward, spanned_statistics
 from .tiles import candidate_tiles
 
 
@@ -139,6 +148,8 @@ def _positions(count: int, device: torch.device) -> Tensor:
 # several programs.
 MIN_PROGRAMS = 1024
 MAX_PARTS = 16
+# Elements of the output that one program of `spanned_statistics` reads. Only memory bandwidth limits this kernel.
+STATISTICS_ELEMENTS = 4096
 
 
 def spanned_attention(
@@ -236,16 +247,44 @@ def spanned_gradients(
     """Return the gradients of queries, keys and values for attention to spans of keys.
 
     With `gated_branch`, `grad_BHTE` is the gradient of the gated sum of all branches, and the gradient of the gate is
-    written as well.
+    written as well. If the branch has a float sum, the kernel that computes the gradients of keys and values adds to it
+    with atomics.
     """
     # Per-row values that the first kernel computes and the second needs: the log-sum-exp as an exponent, and delta.
     stats_2BHT = lse_BHT.new_empty((2, *lse_BHT.shape))
     tensors = (q_BHTD, k_BGSD, v_BGSE)
-    dq_BHTD = _query_gradient(grad_BHTE, *tensors, spans, o_BHTE, lse_BHT, stats_2BHT, scale, gated_branch)
+    if gated_branch is not None and gated_branch.is_float_sum and gated_branch.needs_key_grads:
+        dq_BHTD = gated_branch.dq_BHTD
+        _write_statistics(grad_BHTE, o_BHTE, lse_BHT, stats_2BHT, gated_branch)
+    else:
+        dq_BHTD = _query_gradient(grad_BHTE, *tensors, spans, o_BHTE, lse_BHT, stats_2BHT, scale, gated_branch)
     if gated_branch is not None and not gated_branch.needs_key_grads:
         return dq_BHTD, *empty_gradients(k_BGSD, v_BGSE)
     dk, dv = _key_gradients(grad_BHTE, *tensors, spans, stats_2BHT, scale, gated_branch)
     return dq_BHTD, dk, dv
+
+
+def _write_statistics(
+    grad_BHTE: Tensor, o_BHTE: Tensor, lse_BHT: Tensor, stats_2BHT: Tensor, gated_branch: GatedBranch
+) -> None:
+    """Write the values per row that `spanned_backward_keys` needs, and the gradient of the gate."""
+    batch, heads, tokens, width = o_BHTE.shape
+    padded = next_power_of_two(width)
+    rows = max(1, STATISTICS_ELEMENTS // padded)
+    launch(
+        spanned_statistics,
+        batch * triton.cdiv(tokens * heads, rows),
+        *with_strides(grad_BHTE),
+        *with_strides(o_BHTE),
+        *gate_arguments(gated_branch),
+        *(gated_branch.dgates_cBHT, lse_BHT, stats_2BHT, batch, tokens, gated_branch.number),
+        EXACT=o_BHTE.dtype in (torch.float32, torch.float64),
+        HEADS=heads,
+        E=width,
+        E_PADDED=padded,
+        ACC=triton_accumulator_dtype(o_BHTE.dtype),
+        ROWS=rows,
+    )
 
 
 def _query_gradient(
@@ -282,10 +321,10 @@ def _query_gradient(
             stats_2BHT,
             spans.first_key_T,
             spans.stop_key_T,
+            q_BHTD.shape[0],
             groups,
             q_BHTD.shape[2],
             tiles,
-            rows,
             gated_branch.number if gated_branch else 0,
             DESCRIBED=keys.uses_descriptors,
             ROWS=tile.rows,
@@ -293,7 +332,7 @@ def _query_gradient(
             ADDS=adds_to_dq,
             warps=tile.warps,
             stages=tile.stages,
-            **sizes,
+            **query_gradient_constants(sizes, gated_branch),
         )
 
     kernel = tuning_name("spanned_backward_queries", gated_branch)
@@ -314,9 +353,10 @@ def _key_gradients(
 ) -> tuple[Tensor, Tensor]:
     sizes = kernel_constants(q_BHTD, k_BGSD, v_BGSE, scale)
     rows, groups = q_BHTD.shape[0] * k_BGSD.shape[1], k_BGSD.shape[1]
+    float_sum_BHTD = gated_branch.dq_BHTD if gated_branch and gated_branch.is_float_sum else None
     gradients: list[Tensor] = []
 
-    def run(tile: Tile, *, split_differently: bool = False) -> None:
+    def run(tile: Tile, dq_BHTD: Tensor | None = float_sum_BHTD, *, split_differently: bool = False) -> None:
         tiles = triton.cdiv(k_BGSD.shape[2], tile.keys)
         parts = _query_parts(tiles * rows)
         if split_differently:
@@ -333,6 +373,7 @@ def _key_gradients(
             *queries.second,
             dk,
             dv,
+            _sum_argument(dq_BHTD, tile, sizes, described=queries.uses_descriptors),
             stats_2BHT,
             spans.first_query_S,
             spans.stop_query_S,
@@ -352,14 +393,18 @@ def _key_gradients(
         )
         gradients[:] = [dk, dv]
 
-    kernel = tuning_name("spanned_backward_keys", gated_branch)
-    tuning_key = tuning.TuningKey.of(kernel, q_BHTD, k_BGSD, v_BGSE, spans.pattern)
-    tuning.run_best(run, tuning_key, candidate_tiles)
+    def run_trial(tile: Tile, *, split_differently: bool = False) -> None:
+        elsewhere = None if float_sum_BHTD is None else torch.empty_like(float_sum_BHTD)
+        run(tile, elsewhere, split_differently=split_differently)
+
+    name = "spanned_backward_keys" if float_sum_BHTD is None else "spanned_backward_atomic"
+    tuning_key = tuning.TuningKey.of(tuning_name(name, gated_branch), q_BHTD, k_BGSD, v_BGSE, spans.pattern)
+    tuning.run_best(run, tuning_key, candidate_tiles, run_trial)
     dk, dv = (parts[0] if len(parts) == 1 else parts.sum(0).to(q_BHTD.dtype) for parts in gradients)
     if tuning.is_measuring():
         # Split sums have a different dtype, which needs a separately compiled kernel. Compile it now and not within a
         # step.
-        tuning.run_best(partial(run, split_differently=True), tuning_key, candidate_tiles)
+        tuning.run_best(partial(run_trial, split_differently=True), tuning_key, candidate_tiles)
     return dk, dv
 
 
@@ -389,6 +434,14 @@ def _queries_and_gradients(q_BHTD: Tensor, grad_BHTE: Tensor, tile: Tile, sizes:
         second=(make_descriptor(grad_BTHE, (*block, sizes["E_PADDED"])), *second[1:]),
         uses_descriptors=True,
     )
+
+
+def _sum_argument(dq_BHTD: Tensor | None, tile: Tile, sizes: dict[str, Any], *, described: bool) -> Any:
+    """Return the kernel argument for the sum of the gradients of the queries, to which the kernel adds."""
+    if dq_BHTD is None or not described:
+        return dq_BHTD
+    heads = sizes["HEADS_PADDED"]
+    return make_descriptor(dq_BHTD.transpose(1, 2), (1, tile.rows // heads, heads, sizes["D_PADDED"]))
 
 
 def _query_parts(programs: int) -> int:

@@ -3,7 +3,8 @@
 Each query attends to one contiguous span of keys. For the forward pass and the gradient of the queries, a program holds
 a tile of queries with all heads of their group, and loops over the keys from the first to the last that any of them
 attends to. For the gradients of keys and values, a program holds a tile of keys and loops over the queries, so the sum
-over queries and heads stays in registers and needs no atomics.
+over queries and heads stays in registers and needs no atomics. With atomics, the same program also adds its
+contribution to the gradient of the queries, and a light kernel computes the statistics of the rows.
 
 Dimensions: R rows (queries x heads of a group), K keys of a tile, D key width, E value width. A span is [start, stop),
 and empty if start == stop.
@@ -131,6 +132,33 @@ def load_query_rows(
 
 
 @triton.jit
+def add_queries(
+    p_dq, i_b, i_g, start, groups, tokens, m_row, b_dq, MASKED: tl.constexpr,
+    HEADS: tl.constexpr, HEADS_PADDED: tl.constexpr, D: tl.constexpr, D_PADDED: tl.constexpr,
+    ROWS: tl.constexpr, DESCRIBED: tl.constexpr,
+):  # fmt: skip
+    """Add a tile to the dense tensor `p_dq` [B, T, H, D] with atomics, from query `start` on, for a group of heads."""
+    if DESCRIBED:
+        b_tile = tl.reshape(b_dq, [1, ROWS // HEADS, HEADS, D_PADDED])
+        p_dq.atomic_add([i_b, start, i_g * HEADS, 0], b_tile)
+    else:
+        o_row, o_column = tl.arange(0, ROWS), tl.arange(0, D_PADDED)
+        s_token = tl.cast(groups, tl.int64) * (HEADS * D)
+        p_tile = p_dq + (tl.cast(i_b, tl.int64) * tokens + start) * s_token + i_g * (HEADS * D)
+        p_tile = p_tile + (o_row // HEADS_PADDED)[:, None] * s_token
+        p_tile = p_tile + ((o_row % HEADS_PADDED) * D)[:, None] + o_column[None, :]
+        # Neighbouring threads add neighbouring elements. With several elements per thread, each instruction would use
+        # only a part of the sectors that it touches.
+        p_tile = tl.multiple_of(p_tile, [4, 4])
+        if MASKED:
+            tl.atomic_add(p_tile, b_dq, mask=m_row[:, None] & (o_column < D)[None, :], sem="relaxed")
+        elif D == D_PADDED:
+            tl.atomic_add(p_tile, b_dq, sem="relaxed")
+        else:
+            tl.atomic_add(p_tile, b_dq, mask=(o_column < D)[None, :], sem="relaxed")
+
+
+@triton.jit
 def forward_keys(
     b_q, p_keys, s_ks, p_values, s_vs, i_b, i_g, start, last, b_first, b_stop, b_highest, b_total, b_o,
     MASKED: tl.constexpr, EXPONENT: tl.constexpr, EXACT: tl.constexpr,
@@ -212,6 +240,51 @@ def gradient_from_keys(
     return query_step(b_q, b_k, b_v, b_do, b_lse, b_delta, None, m_seen, b_dq, EXPONENT, EXACT, ACC)
 
 
+@triton.jit
+def store_statistics(
+    p_do, s_dob, s_doh, s_dot, p_o, s_ob, s_oh, s_ot, p_g, s_gc, s_gb, s_gh, s_gt, p_dg, p_lse, p_stats,
+    i_b, o_head, o_token, m_row, batch, heads, tokens, branch,
+    EXACT: tl.constexpr, E: tl.constexpr, E_PADDED: tl.constexpr, ACC: tl.constexpr,
+):  # fmt: skip
+    """Store each row's log-sum-exp and delta for `spanned_backward_keys`, and the gradient of the gates.
+
+    Return the log-sum-exp [R], delta [R] and upstream gradient [R, E] for a loop over keys (gates.row_statistics).
+    """
+    b_do = load_heads(p_do, i_b * s_dob + o_head * s_doh + o_token * s_dot, m_row, E, E_PADDED)  # [R, E]
+    b_o = load_heads(p_o, i_b * s_ob + o_head * s_oh + o_token * s_ot, m_row, E, E_PADDED)  # [R, E]
+    o_stat = (i_b * heads + o_head) * tokens + o_token
+    to_delta = tl.cast(batch, tl.int64) * heads * tokens
+    b_lse = tl.load(p_lse + o_stat, mask=m_row, other=0.0)
+    b_lse, b_delta, b_signed_delta, b_do = row_statistics(
+        b_o, b_do, b_lse, p_g, s_gc, s_gb, s_gh, s_gt, p_dg, i_b, o_head, o_token, branch * to_delta + o_stat,
+        branch, m_row, EXACT, ACC,
+    )  # fmt: skip
+    tl.store(p_stats + o_stat, b_lse, mask=m_row)
+    tl.store(p_stats + to_delta + o_stat, b_signed_delta, mask=m_row)
+    return b_lse, b_delta, b_do
+
+
+@for_any_length
+def spanned_statistics(
+    p_do, s_dob, s_doh, s_dot,
+    p_o, s_ob, s_oh, s_ot,
+    p_g, s_gc, s_gb, s_gh, s_gt,
+    p_dg, p_lse, p_stats,
+    batch, tokens, branch,
+    EXACT: tl.constexpr, HEADS: tl.constexpr, E: tl.constexpr, E_PADDED: tl.constexpr,
+    ACC: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """Compute what `spanned_backward_queries` computes besides the gradient of the queries."""
+    row_tiles = tl.cdiv(tokens * HEADS, ROWS)
+    i_b = (tl.program_id(0) // row_tiles).to(tl.int64)
+    o_row = (tl.program_id(0) % row_tiles) * ROWS + tl.arange(0, ROWS)  # [R]
+    o_head, o_token, m_row = (o_row % HEADS).to(tl.int64), (o_row // HEADS).to(tl.int64), o_row < tokens * HEADS
+    store_statistics(
+        p_do, s_dob, s_doh, s_dot, p_o, s_ob, s_oh, s_ot, p_g, s_gc, s_gb, s_gh, s_gt, p_dg, p_lse, p_stats,
+        i_b, o_head, o_token, m_row, batch, HEADS, tokens, branch, EXACT, E, E_PADDED, ACC,
+    )  # fmt: skip
+
+
 @for_any_length
 def spanned_backward_queries(
     p_q, s_qb, s_qh, s_qt,
@@ -222,7 +295,7 @@ def spanned_backward_queries(
     p_dq, s_dqb, s_dqh, s_dqt,
     p_g, s_gc, s_gb, s_gh, s_gt,
     p_dg, p_lse, p_stats, p_first, p_stop,
-    groups, tokens, tiles, batch_groups, branch,
+    batch, groups, tokens, tiles, branch,
     SCALE: tl.constexpr, EXPONENT: tl.constexpr, EXACT: tl.constexpr,
     HEADS: tl.constexpr, HEADS_PADDED: tl.constexpr,
     D: tl.constexpr, D_PADDED: tl.constexpr, E: tl.constexpr, E_PADDED: tl.constexpr,
@@ -241,17 +314,11 @@ def spanned_backward_queries(
     i_b_wide, o_head = i_b.to(tl.int64), i_g.to(tl.int64) * HEADS + o_head
     o_wide = o_token.to(tl.int64)
     b_q = load_heads(p_q, i_b_wide * s_qb + o_head * s_qh + o_wide * s_qt, m_row, D, D_PADDED)  # [R, D]
-    b_do = load_heads(p_do, i_b_wide * s_dob + o_head * s_doh + o_wide * s_dot, m_row, E, E_PADDED)  # [R, E]
-    b_o = load_heads(p_o, i_b_wide * s_ob + o_head * s_oh + o_wide * s_ot, m_row, E, E_PADDED)  # [R, E]
-    o_stat = (i_b_wide * groups * HEADS + o_head) * tokens + o_wide
-    to_delta = tl.cast(batch_groups, tl.int64) * HEADS * tokens
-    b_lse = tl.load(p_lse + o_stat, mask=m_row, other=0.0)
-    b_lse, b_delta, b_signed_delta, b_do = row_statistics(
-        b_o, b_do, b_lse, p_g, s_gc, s_gb, s_gh, s_gt, p_dg, i_b_wide, o_head, o_wide, branch * to_delta + o_stat,
-        branch, m_row, EXACT, ACC,
+    b_lse, b_delta, b_do = store_statistics(
+        p_do, s_dob, s_doh, s_dot, p_o, s_ob, s_oh, s_ot, p_g, s_gc, s_gb, s_gh, s_gt, p_dg, p_lse, p_stats,
+        i_b_wide, o_head, o_wide, m_row, batch, tl.cast(groups, tl.int64) * HEADS, tokens, branch,
+        EXACT, E, E_PADDED, ACC,
     )  # fmt: skip
-    tl.store(p_stats + o_stat, b_lse, mask=m_row)
-    tl.store(p_stats + to_delta + o_stat, b_signed_delta, mask=m_row)
     p_keys = group_pointer(p_k, i_b, i_g, s_kb, s_kg, DESCRIBED)
     p_values = group_pointer(p_v, i_b, i_g, s_vb, s_vg, DESCRIBED)
     b_dq = tl.zeros([ROWS, D_PADDED], ACC)
@@ -277,14 +344,17 @@ def spanned_backward_queries(
 
 @triton.jit
 def gradients_from_queries(
-    p_queries, o_query, s_qt, p_grads, o_grad, s_dot, i_b, i_g, b_k, b_v, p_stats, to_delta,
+    p_queries, o_query, s_qt, p_grads, o_grad, s_dot, p_dq, groups, tokens, i_b, i_g, b_k, b_v, p_stats, to_delta,
     start, last, b_first, b_stop, b_dk, b_dv, m_head,
     MASKED: tl.constexpr, SIGNED: tl.constexpr, EXPONENT: tl.constexpr, EXACT: tl.constexpr,
     HEADS: tl.constexpr, HEADS_PADDED: tl.constexpr,
     D: tl.constexpr, D_PADDED: tl.constexpr, E: tl.constexpr, E_PADDED: tl.constexpr,
     ACC: tl.constexpr, ROWS: tl.constexpr, DESCRIBED: tl.constexpr,
 ):  # fmt: skip
-    """Load a tile of query rows, and add its contribution to the gradients of keys and values."""
+    """Load a tile of query rows, and add its contribution to the gradients of keys and values.
+
+    If `p_dq` is not None, also add the contribution of the keys to the gradient of these queries.
+    """
     o_token = start + tl.arange(0, ROWS) // HEADS_PADDED  # [R]
     m_row = m_head & (o_token < last)
     NEEDS: tl.constexpr = MASKED or HEADS != HEADS_PADDED
@@ -305,7 +375,13 @@ def gradients_from_queries(
         m_seen = is_inside(o_token[None, :], b_first[:, None], b_stop[:, None])
     else:
         m_seen = None
-    return key_step(b_q, b_k, b_v, b_do, b_lse, b_delta, m_seen, b_dk, b_dv, SIGNED, EXPONENT, EXACT, ACC)
+    b_dk, b_dv, b_ds = key_step(b_q, b_k, b_v, b_do, b_lse, b_delta, m_seen, b_dk, b_dv, SIGNED, EXPONENT, EXACT, ACC)
+    if p_dq is not None:
+        b_dq = tl.dot(tl.trans(b_ds), b_k, input_precision="ieee", out_dtype=ACC)  # [R, D]
+        add_queries(
+            p_dq, i_b, i_g, start, groups, tokens, m_row, b_dq, NEEDS, HEADS, HEADS_PADDED, D, D_PADDED, ROWS, DESCRIBED
+        )
+    return b_dk, b_dv
 
 
 @for_any_length
@@ -315,14 +391,17 @@ def spanned_backward_keys(
     p_v, s_vb, s_vg, s_vs,
     p_do, s_dob, s_doh, s_dot,
     p_dk, p_dv,
-    p_stats, p_first_query, p_stop_query,
+    p_dq, p_stats, p_first_query, p_stop_query,
     groups, tokens, keys, tiles, parts, batch_groups,
     SCALE: tl.constexpr, EXPONENT: tl.constexpr, EXACT: tl.constexpr,
     HEADS: tl.constexpr, HEADS_PADDED: tl.constexpr,
     D: tl.constexpr, D_PADDED: tl.constexpr, E: tl.constexpr, E_PADDED: tl.constexpr,
     ACC: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, DESCRIBED: tl.constexpr, SIGNED: tl.constexpr,
 ):  # fmt: skip
-    """Compute the gradients of a tile of keys and values."""
+    """Compute the gradients of a tile of keys and values.
+
+    If `p_dq` is not None, also add their contribution to the gradient of the queries, without the scale, with atomics.
+    """
     # The program processes every `parts`-th tile of the queries that attend to these keys. The steps that need a mask
     # come first, because their bounds occupy registers. The other steps go down from the last query, which attends to
     # all compressed blocks, so programs that run at the same time read the same queries. With SIGNED, rows have gates,
@@ -351,18 +430,24 @@ def spanned_backward_keys(
     b_dk = tl.zeros([KEYS, D_PADDED], ACC)
     b_dv = tl.zeros([KEYS, E_PADDED], ACC)
     first, last, steps, lead, inner = plan_walk(b_first, b_stop, m_key, QUERIES)
-    for i in range(i_part, steps - inner, parts):
+    # A kernel that also adds to the gradient of the queries would spill if loop invariants occupied registers.
+    ADDS_QUERIES: tl.constexpr = p_dq is not None
+    if ADDS_QUERIES:
+        # Without a mask, keys that do not exist would add infinity times zero to the gradient of the queries.
+        inner = tl.where((i_tile + 1) * KEYS > keys, 0, inner)
+    for i in tl.range(i_part, steps - inner, parts, disable_licm=ADDS_QUERIES):
         step = steps - inner - 1 - i
         start = first + tl.where(step < lead, step, step + inner) * QUERIES
         b_dk, b_dv = gradients_from_queries(
             p_queries, o_head * s_qh + o_query * s_qt, s_qt, p_grads, o_head * s_doh + o_query * s_dot, s_dot,
-            i_b, i_g, b_k, b_v, p_stats, to_delta, start, last, b_first, b_stop, b_dk, b_dv, m_head,
+            p_dq, groups, tokens, i_b, i_g, b_k, b_v, p_stats, to_delta, start, last,
+            b_first, b_stop, b_dk, b_dv, m_head,
             True, SIGNED, EXPONENT, EXACT, HEADS, HEADS_PADDED, D, D_PADDED, E, E_PADDED, ACC, ROWS, DESCRIBED,
         )  # fmt: skip
-    for i in range(i_part, inner, parts):
+    for i in tl.range(i_part, inner, parts, disable_licm=ADDS_QUERIES):
         b_dk, b_dv = gradients_from_queries(
             p_queries, o_head * s_qh + o_query * s_qt, s_qt, p_grads, o_head * s_doh + o_query * s_dot, s_dot,
-            i_b, i_g, b_k, b_v, p_stats, to_delta, first + (lead + inner - 1 - i) * QUERIES, last,
+            p_dq, groups, tokens, i_b, i_g, b_k, b_v, p_stats, to_delta, first + (lead + inner - 1 - i) * QUERIES, last,
             b_first, b_stop, b_dk, b_dv, m_head,
             False, SIGNED, EXPONENT, EXACT, HEADS, HEADS_PADDED, D, D_PADDED, E, E_PADDED, ACC, ROWS, DESCRIBED,
         )  # fmt: skip

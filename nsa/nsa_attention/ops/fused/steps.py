@@ -95,6 +95,7 @@ def key_step(
 ):  # fmt: skip
     """Add the contribution of a tile of rows to the gradients of keys [K, D] and values [K, E].
 
+    Also return the gradient of the scores [K, R], as the operand of a product.
     For a row that does not exist `b_lse` is inf. With SIGNED, the last bit of `b_delta` is the sign of the row's gate
     (gates.py).
     """
@@ -107,6 +108,6 @@ def key_step(
         b_p = with_gate_sign(b_p, b_delta)
     b_dv = tl.dot(b_p.to(b_do.dtype), b_do, b_dv, input_precision="ieee", out_dtype=ACC)
     b_dp = tl.dot(b_v, tl.trans(b_do), input_precision="ieee", out_dtype=ACC)  # [K, R]
-    b_ds = b_p * (b_dp - b_delta[None, :])
-    b_dk = tl.dot(b_ds.to(b_q.dtype), b_q, b_dk, input_precision="ieee", out_dtype=ACC)
-    return b_dk, b_dv
+    b_ds = (b_p * (b_dp - b_delta[None, :])).to(b_q.dtype)
+    b_dk = tl.dot(b_ds, b_q, b_dk, input_precision="ieee", out_dtype=ACC)
+    return b_dk, b_dv, b_ds

@@ -45,6 +45,13 @@ _BACKWARD_KEYS_COMPRESSED: dict[int, _Sizes] = {
     80: _BACKWARD_KEYS[80],
     90: ((64, 128, 8, 3), (32, 64, 4, 3), (32, 128, 8, 3), (32, 64, 4, 4), (16, 64, 4, 4), (32, 32, 4, 1)),
 }
+# With atomics. In addition to two sums, a step holds a tile of the gradient of the queries.
+_BACKWARD_ATOMIC: dict[int, _Sizes] = {
+    80: ((64, 64, 8, 3), (64, 128, 8, 2), (64, 64, 8, 2), (32, 64, 4, 2), (32, 64, 4, 1), (32, 32, 4, 1)),
+    90: ((64, 128, 8, 3), (64, 128, 8, 2), (64, 64, 4, 3), (32, 128, 8, 3), (32, 64, 4, 3), (32, 32, 4, 1)),
+    # Tiles of 64 rows and 128 keys do not fit into tensor memory.
+    100: ((64, 64, 4, 3), (32, 128, 8, 3), (64, 64, 4, 2), (32, 64, 4, 3), (32, 32, 4, 1)),
+}
 # Each program reads all keys before its queries, so memory traffic is proportional to T / rows.
 _RANKED: dict[int, _Sizes] = {
     80: ((64, 64, 4, 2), (128, 64, 8, 2), (128, 64, 8, 3), (64, 64, 4, 3), (64, 32, 4, 2)),
@@ -76,6 +83,7 @@ TABLES: dict[str, dict[int, _Sizes]] = {
     "spanned_forward": _FORWARD,
     "spanned_forward compressed": _FORWARD_COMPRESSED,
     "spanned_backward_queries": _BACKWARD_QUERIES,
+    "spanned_backward_atomic": _BACKWARD_ATOMIC,
     "spanned_backward_keys": _BACKWARD_KEYS,
     "spanned_backward_keys compressed": _BACKWARD_KEYS_COMPRESSED,
     "ranked_blocks": _RANKED,
