@@ -28,7 +28,8 @@ KERNELS = {
     "mix_forward",
 }
 APART = KERNELS - {"mix_forward"}  # with an operator for each branch; torch computes the sum
-ATOMIC = ("spanned_statistics", "spanned_backward_keys")  # of deterministic=False alone
+ATOMICS = KERNELS - {"spanned_backward_queries"} | {"spanned_statistics"}  # with deterministic=False
+WAYS = {"at_once": KERNELS, "atomics": ATOMICS, "apart": APART}
 LISTS = {"selected_unions", "selected_keys", "selected_segments"}
 WITHOUT_PRODUCTS = LISTS | {"selected_backward_sum", "mix_forward", "spanned_statistics"}
 RECORD = Path(__file__).resolve().parents[3] / "benchmarks" / "results" / "kernel_model.json"
@@ -77,8 +78,9 @@ def test_the_first_choice_of_tiles_compiles_for_an_h200_and_fills_tensor_cores_w
 
 
 @pytest.mark.parametrize("capability", [80, 90, 100])
-def test_the_kernels_for_atomics_compile_too(tmp_path: Path, capability: int) -> None:
-    lines = compiled(tmp_path, "atomics", capability, "bfloat16", 64, 4, 128, 128, 1, 32768, *ATOMIC)
+def test_the_kernels_of_atomics_alone_compile_too(tmp_path: Path, capability: int) -> None:
+    names = ("spanned_statistics", "spanned_backward_keys")
+    lines = compiled(tmp_path, "atomics", capability, "bfloat16", 64, 4, 128, 128, 1, 32768, *names)
     variants = [(line["part"], line["kernel"], line["variant"]) for line in lines]
     assert variants == [
         (part, kernel, variant)
@@ -103,13 +105,13 @@ def test_so_does_that_of_an_operator_for_each_branch(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("way", ["at_once", "apart"])
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("capability", [80, 100])
 def test_the_first_choice_of_tiles_for_other_gpus_is_accepted_and_spills_nothing(
     tmp_path: Path, capability: int, way: str
 ) -> None:
     lines = compiled(tmp_path, way, capability, "bfloat16", 64, 4, 128, 128, 1, 32768)
-    assert {line["kernel"] for line in lines} == (APART if way == "apart" else KERNELS)
+    assert {line["kernel"] for line in lines} == WAYS[way]
     assert_spills_nothing(lines, capability)
 
 
@@ -183,11 +185,7 @@ def test_after_the_warm_up_no_step_of_any_length_compiles_a_kernel(
     warm_up, packed, *steps, unaligned = map(json.loads, done.stdout.splitlines())
     # Two branches go by tiles of their own, and parts of a gradient are of another dtype than the whole. At once one
     # branch writes the gradient of the queries, and the others add to it.
-    own = {
-        "apart": [*APART],
-        "at_once": [*KERNELS, "spanned_backward_queries"],
-        "atomics": [*(KERNELS - {"spanned_backward_queries"}), "spanned_statistics"],
-    }[numbers[0]]
+    own = [*WAYS[numbers[0]], *["spanned_backward_queries"] * (numbers[0] == "at_once")]
     # Rows that 16 does not divide, by their width or by that of values beside them, are read by narrower loads.
     rotary = ["rotated"] * (2 if numbers[1] == "16" else 1)
     # With atomics, both branches have the same tiles.
@@ -226,8 +224,7 @@ def test_some_choice_of_tiles_fits_each_gpu(
     tmp_path: Path, capability: int, dtype: str, numbers: tuple[int, int, int, int]
 ) -> None:
     """All of them compile; a tile that does not fit is passed over at the launch, so one that fits must be there."""
-    atomics = KERNELS - {"spanned_backward_queries"} | {"spanned_statistics"}
-    for way, kernels in (("at_once", KERNELS), ("atomics", atomics), ("apart", APART)):
+    for way, kernels in WAYS.items():
         launches = compiled(tmp_path, way, capability, dtype, *numbers, 99)
         fitting = {line["kernel"] for line in launches if line["shared_bytes"] <= SHARED_BYTES[capability]}
         assert fitting == kernels

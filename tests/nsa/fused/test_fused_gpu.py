@@ -106,7 +106,7 @@ def assert_at_most_twice_the_error_of_plain_torch(problem: Problem, branch: str)
         assert found <= allowed, f"{branch} {name} {problem.shape}: {found} of {allowed}"
 
 
-def all_at_once(problem: Problem) -> None:
+def all_at_once(problem: Problem, *, deterministic: bool = True) -> None:
     """The operator for all branches, with gates of any sign, against plain torch on the blocks that it chose."""
     fused, _ = implementation_for(Implementation.TRITON, problem.q, problem.k, problem.v)
     plain, _ = implementation_for(Implementation.EAGER, problem.q, problem.k, problem.v)
@@ -123,7 +123,8 @@ def all_at_once(problem: Problem) -> None:
         q, k_blocks, v_blocks, k, v, k_last, v_last, weights = leaves
         if at_once:
             pairs = ((k_blocks, v_blocks), (k, v), (k_last, v_last))
-            output = gated_attention(q, pairs, weights, selection, window=shape.window)[0]
+            options = {"window": shape.window, "deterministic": deterministic}
+            output = gated_attention(q, pairs, weights, selection, **options)[0]
         else:
             first, _ = plain.attend_compressed(q, k_blocks, v_blocks, **lengths, scale=scale)
             second, _ = plain.attend_selected(q, k, v, indices, select_len=shape.select_len, scale=scale)
@@ -137,19 +138,21 @@ def all_at_once(problem: Problem) -> None:
         assert float((our - true).norm()) <= 2 * float((their - true).norm()), shape
 
 
-def test_the_comparison_of_all_at_once_runs_in_the_interpreter() -> None:
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_the_comparison_of_all_at_once_runs_in_the_interpreter(deterministic: bool) -> None:
     small = Shape(
         tokens=21, heads=2, groups=1, width=16, value_width=16, block_len=8, block_stride=4, select_len=8,
         select_count=3, window=9,
     )  # fmt: skip
-    all_at_once(Problem(small, torch.float16, "cpu"))
+    all_at_once(Problem(small, torch.float16, "cpu"), deterministic=deterministic)
 
 
 @needs_gpu
 @pytest.mark.parametrize("dtype", [*HALF, torch.float32], ids=str)
 @pytest.mark.parametrize("shape", [shape for shape in SHAPES if shape.tokens >= 900], ids=str)
-def test_all_at_once_on_a_gpu(shape: Shape, dtype: torch.dtype) -> None:
-    all_at_once(Problem(shape, dtype, "cuda"))
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_all_at_once_on_a_gpu(shape: Shape, dtype: torch.dtype, deterministic: bool) -> None:
+    all_at_once(Problem(shape, dtype, "cuda"), deterministic=deterministic)
 
 
 @pytest.mark.parametrize("branch", ["compressed", "selected", "sliding"])
