@@ -190,8 +190,9 @@ def section(result: Mapping[str, Any]) -> str:
 
 def _origin(state: Mapping[str, Any], gpu: str) -> str:
     return (
-        f"Commit `{state['commit'][:12]}`, triton {state['triton']}, compiled for {architecture(gpu)} with the tile "
-        f"that is tried first. Milliseconds of {SHOWN_TOKENS} tokens on random choices."
+        f"The kernels are those of commit `{state['commit'][:12]}`, compiled by triton {state['triton']} for "
+        f"{architecture(gpu)} with the first tile of their list. The times are in milliseconds, for {SHOWN_TOKENS} "
+        "tokens and randomly selected blocks."
     )
 
 
@@ -254,8 +255,8 @@ def choices_section(result: Mapping[str, Any]) -> str:
         for name, row in result["rows"].items()
     ]
     introduction = (
-        f"{result['tokens']} tokens, {result['places']} slots, blocks of {result['select_len']} tokens; trained for "
-        f"{result['steps']} steps of {result['train_tokens']} tokens. `union of N` is the number of different blocks"
-        " that N neighbouring queries select together:"
+        f"The model was trained for {result['steps']} steps of {result['train_tokens']} tokens. Then each query of "
+        f"{result['tokens']} tokens selected {result['places']} blocks of {result['select_len']} tokens. `union of N` "
+        "is the number of different blocks that N neighbouring queries select together:"
     )
     return "\n".join(["", introduction, "", *markdown_table(head, rows), ""])
