@@ -26,7 +26,7 @@ HEADS, GROUPS, PAGE_LEN = 4, 2, 16
 
 def step(sequences: int, longest: int, width: int, dtype: torch.dtype) -> None:
     """Of projections as a layer makes them: the heads of a token side by side."""
-    selection = Selection(block_len=6, block_stride=3, select_len=8, select_count=4, scale=0.25)
+    selection = Selection(block_len=6, block_stride=3, select_len=8, select_count=32, scale=0.25)
     columns = -(-longest // PAGE_LEN)
     keys = torch.zeros(3 * columns, GROUPS, PAGE_LEN, width, dtype=dtype)
     tables = torch.zeros(sequences, 3, columns, dtype=torch.int32)

@@ -2,8 +2,13 @@
 
 One token is too little work for a GPU, so `cached_parts` splits the keys over several programs. Each attends to some
 compressed blocks, or to some tokens of the window, and writes a partial softmax; for compressed blocks it also writes
-the scores. `cached_output` has one program per sequence and group. It computes importance from the scores, selects the
-blocks, attends to them, combines the partial results, and sums the branches with their gates.
+the scores. `cached_output` computes importance from the scores, selects the blocks, attends to them, combines the
+partial results, and sums the branches with their gates.
+
+With many sequences, `cached_output` has one program per token and group. With few, several programs share this work:
+the first combines the partial results of the other branches. Each of the others repeats the selection, which only reads
+scores, and attends to some of the selected blocks. The program that finishes last adds the results, always in the same
+order, so the same input gives the same bits.
 
 Rows of pages are found through the table of their sequence, so no key is copied.
 
@@ -21,7 +26,7 @@ from torch import Tensor
 from ...config import Branch
 from ..cached_attention import CachedAttentionConfig, CachedRows, Kind
 from .device import load_heads, load_rows, power, store_heads
-from .importance import LAST_INDEX, block_of_tap, taps_per_block, weight_of_tap, with_chunk
+from .importance import LAST_INDEX, best_of, block_of_tap, sum_over_heads, taps_per_block, weight_of_tap, with_chunk
 from .launch import (
     MIN_DOT_WIDTH,
     Tile,
@@ -39,8 +44,10 @@ from .tuning import TuningKey, run_best
 # Number of programs that fills a GPU, and the minimum keys per program: with fewer, combining the partial results costs
 # as much time as the split saves.
 MIN_PROGRAMS = 256
-MIN_PART_ROWS = 256
-LOG_CHUNK = 6
+MIN_PART_ROWS = 128
+# Programs that share an output all select its blocks, so there should be no more of them than multiprocessors.
+MAX_SHARING_PROGRAMS = 128
+LOG_CHUNK = 7
 _BLOCKS, _TOKENS, _WINDOW = (tl.constexpr(int(kind)) for kind in Kind)
 _INFINITE = tl.constexpr(float("inf"))
 
@@ -122,14 +129,19 @@ def _launch(
     del sizes["SCALE"]
     # tl.dot needs at least 16 rows.
     sizes["HEADS_PADDED"] = max(MIN_DOT_WIDTH, sizes["HEADS_PADDED"])
+    selected = min(selection.select_count * selection.select_len, rows.longest) if sizes["SELECTS"] else 0
+    # `cached_parts` sets the counters of finished programs to 0, so without it there is only one program per output.
+    shares = _programs_per_output(tokens * groups, selected) if parts else 1
+    results = parts + (shares if shares > 1 else 0)
     # Buffers for scores and partial softmax results. Separate tensors start at multiples of 16 bytes for any lengths.
-    stats = tokens * heads * parts
+    stats = tokens * heads * results
     buffer_sizes = (tokens * groups * blocks * sizes["HEADS_PADDED"], stats * width, stats, stats)
     buffers = [q_1HRD.new_empty(size, dtype=accumulator_dtype(q_1HRD.dtype)) for size in buffer_sizes]
+    buffers.append(rows.lengths.new_empty(tokens * groups))
     q, _, *q_strides = with_strides(q_1HRD)
     gate_strides = [gates_c1HR.stride(axis) for axis in (0, 2, 3)]
     cache = (k, v, rows.tables, rows.lengths, *buffers)
-    lengths = (groups, blocks, parts, *rows.tables.stride()[:2], block_parts)
+    lengths = (groups, blocks, parts, results, *rows.tables.stride()[:2], block_parts)
     launch(
         cached_parts,
         tokens * groups * parts,
@@ -142,8 +154,8 @@ def _launch(
     )
     launch(
         cached_output,
-        tokens * groups,
-        *(q, *q_strides, gates_c1HR, *gate_strides, *cache, indices, output, *lengths),
+        tokens * groups * shares,
+        *(q, *q_strides, gates_c1HR, *gate_strides, *cache, indices, output, *lengths, shares),
         **sizes,
         SLIDES=int(Branch.WIN in config.branches),
         SELECT_LEN=selection.select_len,
@@ -169,11 +181,20 @@ def _rows_per_part(programs: int, rows: int, keys: int) -> int:
     return max(MIN_PART_ROWS, -(-rows // parts // keys) * keys)
 
 
+def _programs_per_output(outputs: int, rows: int) -> int:
+    """Return how many programs compute the output of one token and group, which attends to `rows` selected rows.
+
+    If there are several programs, the first of them attends to no selected blocks.
+    """
+    parts = min(MAX_SHARING_PROGRAMS // max(1, outputs), rows // MIN_PART_ROWS)
+    return parts + 1 if parts > 1 else 1
+
+
 @for_any_length
 def cached_parts(
     p_q, s_qh, s_qt,
-    p_k, p_v, p_tables, p_lengths, p_scores, p_partial, p_highest, p_total,
-    groups, blocks, parts, table_row, columns, block_parts, rows,
+    p_k, p_v, p_tables, p_lengths, p_scores, p_partial, p_highest, p_total, p_finished,
+    groups, blocks, parts, results, table_row, columns, block_parts, rows,
     EXPONENT: tl.constexpr, EXACT: tl.constexpr,
     HEADS: tl.constexpr, HEADS_PADDED: tl.constexpr,
     D: tl.constexpr, D_PADDED: tl.constexpr, E: tl.constexpr, E_PADDED: tl.constexpr,
@@ -186,6 +207,8 @@ def cached_parts(
     i_r = i_rg // groups
     i_g = i_rg % groups
     tokens = tl.load(p_lengths + i_r)
+    if i_part == 0:
+        tl.store(p_finished + i_rg, 0)
     is_block = i_part < block_parts
     seen_from = tl.where(is_block, 0, tokens - SPAN)
     first = tl.where(is_block, i_part, i_part - block_parts) * rows + tl.maximum(seen_from, 0) // KEYS * KEYS
@@ -217,18 +240,16 @@ def cached_parts(
             o_score = (i_rg * blocks + o_key)[None, :] * HEADS_PADDED + o_head[:, None]  # [h, K]
             tl.store(p_scores + o_score, b_s, mask=m_head[:, None] & (m_key & is_block)[None, :])
         b_highest, b_total, b_o = _add_keys(b_s, b_v, m_key, b_highest, b_total, b_o, EXACT, ACC)
-    o_stat = tl.program_id(0).to(tl.int64) * HEADS + o_head  # [h]
-    tl.store(p_highest + o_stat, b_highest, mask=m_head)
-    tl.store(p_total + o_stat, b_total, mask=m_head)
-    store_heads(p_partial, o_stat * E, m_head, b_o, E, E_PADDED)
+    _store_result(p_partial, p_highest, p_total, (i_rg * results + i_part) * HEADS + o_head, m_head,
+                  b_highest, b_total, b_o, E, E_PADDED)  # fmt: skip
 
 
 @for_any_length
 def cached_output(
     p_q, s_qh, s_qt,
     p_g, s_gc, s_gh, s_gt,
-    p_k, p_v, p_tables, p_lengths, p_scores, p_partial, p_highest, p_total, p_indices, p_y,
-    groups, blocks, parts, table_row, columns, block_parts,
+    p_k, p_v, p_tables, p_lengths, p_scores, p_partial, p_highest, p_total, p_finished, p_indices, p_y,
+    groups, blocks, parts, results, table_row, columns, block_parts, shares,
     EXPONENT: tl.constexpr, EXACT: tl.constexpr,
     HEADS: tl.constexpr, HEADS_PADDED: tl.constexpr,
     D: tl.constexpr, D_PADDED: tl.constexpr, E: tl.constexpr, E_PADDED: tl.constexpr,
@@ -236,55 +257,77 @@ def cached_output(
     PLACES: tl.constexpr, LOG_PLACES: tl.constexpr, TAPS: tl.constexpr, LOG_CHUNK: tl.constexpr,
     PAGE_LEN: tl.constexpr, COMPRESSES: tl.constexpr, SELECTS: tl.constexpr, SLIDES: tl.constexpr, PIECE: tl.constexpr,
 ):  # fmt: skip
-    """Select blocks, attend to them, and write the gated sum of all branches for one token and group."""
-    i_rg = tl.program_id(0).to(tl.int64)
+    """Select blocks, attend to them, and write the gated sum of all branches for one token and group.
+
+    Several programs may share this work. The first of them combines the partial results of the other branches. Each of
+    the others selects the blocks, and attends to some of them. The last to finish adds the results.
+    """
+    i_share = tl.program_id(0) % shares
+    i_rg = (tl.program_id(0) // shares).to(tl.int64)
     i_r = i_rg // groups
     i_g = i_rg % groups
-    tokens = tl.load(p_lengths + i_r)
     o_head = tl.arange(0, HEADS_PADDED)  # [h]
     m_head = o_head < HEADS
-    o_stat = i_rg * parts * HEADS + o_head  # [h]: of the first part
+    o_stat = i_rg * results * HEADS + o_head  # [h]: of the first part
     p_gate = p_g + (i_g * HEADS + o_head) * s_gh + i_r * s_gt  # [h]
+    is_last = shares == 1
     b_y = tl.zeros([HEADS_PADDED, E_PADDED], dtype=ACC)  # [h, E]
+    if i_share == 0:
+        if COMPRESSES:
+            b_o = _combine_parts(p_partial, p_highest, p_total, o_stat, m_head, 0, block_parts,
+                            HEADS, HEADS_PADDED, E, E_PADDED, ACC, EXACT)  # fmt: skip
+            b_y += b_o * _load_gate(p_gate, m_head, ACC)
+        if SLIDES:
+            b_o = _combine_parts(p_partial, p_highest, p_total, o_stat, m_head, block_parts, parts,
+                            HEADS, HEADS_PADDED, E, E_PADDED, ACC, EXACT)  # fmt: skip
+            b_y += b_o * _load_gate(p_gate + s_gc * (COMPRESSES + SELECTS), m_head, ACC)
     if SELECTS:
-        _select_best(
-            p_scores + i_rg * blocks * HEADS_PADDED, p_highest, p_total, p_indices + i_rg * PLACES,
-            o_stat, m_head, tokens, block_parts, HEADS, HEADS_PADDED, ACC, EXACT,
-            BLOCK_LEN, BLOCK_STRIDE, SELECT_LEN, PLACES, LOG_PLACES, TAPS, LOG_CHUNK,
-        )  # fmt: skip
-        # Other threads read the indices that one thread has written.
-        tl.debug_barrier()
-    if COMPRESSES:
-        b_o = _combine_parts(p_partial, p_highest, p_total, o_stat, m_head, 0, block_parts,
-                        HEADS, HEADS_PADDED, E, E_PADDED, ACC, EXACT)  # fmt: skip
-        b_y += b_o * tl.load(p_gate, mask=m_head, other=0.0).to(ACC)[:, None]
-        p_gate += s_gc
-    if SELECTS:
-        b_q = load_heads(p_q, (i_g * HEADS + o_head) * s_qh + i_r * s_qt, m_head, D, D_PADDED)  # [h, D]
-        p_table = p_tables + i_r * table_row + tl.cast(columns, tl.int64) * _TOKENS
+        p_gate += s_gc * COMPRESSES
         b_highest = tl.full([HEADS_PADDED], -_INFINITE, dtype=ACC)  # [h]
         b_total = tl.zeros([HEADS_PADDED], dtype=ACC)  # [h]
         b_o = tl.zeros([HEADS_PADDED, E_PADDED], dtype=ACC)  # [h, E]
-        PIECES: tl.constexpr = (SELECT_LEN + PIECE - 1) // PIECE
-        for step in range(PLACES * PIECES):
-            i_block = tl.load(p_indices + i_rg * PLACES + step // PIECES)
-            # A selection block never spans two pages. For an empty slot, block 0 is looked up but nothing is read.
-            first = tl.maximum(i_block, 0) * SELECT_LEN
-            page_row = _row_of_page(p_table, first, i_g, groups, PAGE_LEN) + first % PAGE_LEN
-            o_row = step % PIECES * PIECE + tl.arange(0, PIECE)  # [K]
-            m_key = (i_block >= 0) & (o_row < SELECT_LEN) & (o_row < tokens - first)
-            b_k = load_rows(p_k + page_row * D, D, o_row, m_key, D, D_PADDED)  # [K, D]
-            b_v = load_rows(p_v + page_row * E, E, o_row, m_key, E, E_PADDED)  # [K, E]
-            b_s = tl.dot(b_q, tl.trans(b_k), input_precision="ieee", out_dtype=ACC) * EXPONENT  # [h, K]
-            b_highest, b_total, b_o = _add_keys(b_s, b_v, m_key, b_highest, b_total, b_o, EXACT, ACC)
-        b_o = b_o / b_total[:, None]  # never 0, because the token's own block is always selected
-        b_y += b_o * tl.load(p_gate, mask=m_head, other=0.0).to(ACC)[:, None]
-        p_gate += s_gc
-    if SLIDES:
-        b_o = _combine_parts(p_partial, p_highest, p_total, o_stat, m_head, block_parts, parts,
-                        HEADS, HEADS_PADDED, E, E_PADDED, ACC, EXACT)  # fmt: skip
-        b_y += b_o * tl.load(p_gate, mask=m_head, other=0.0).to(ACC)[:, None]
-    store_heads(p_y, (i_rg * HEADS + o_head) * E, m_head, b_y, E, E_PADDED)
+        if (i_share > 0) | (shares == 1):
+            tokens = tl.load(p_lengths + i_r)
+            b_q = load_heads(p_q, (i_g * HEADS + o_head) * s_qh + i_r * s_qt, m_head, D, D_PADDED)  # [h, D]
+            b_index = _select_best(
+                p_scores + i_rg * blocks * HEADS_PADDED, p_highest, p_total,
+                o_stat, m_head, tokens, block_parts, HEADS, HEADS_PADDED, ACC, EXACT,
+                BLOCK_LEN, BLOCK_STRIDE, SELECT_LEN, LOG_PLACES, TAPS, LOG_CHUNK,
+            )  # fmt: skip  # [N]
+            o_place = tl.arange(0, 1 << LOG_PLACES)  # [N]
+            tl.store(p_indices + i_rg * PLACES + o_place, b_index, mask=(o_place < PLACES) & (i_share <= 1))
+            p_table = p_tables + i_r * table_row + tl.cast(columns, tl.int64) * _TOKENS
+            PIECES: tl.constexpr = (SELECT_LEN + PIECE - 1) // PIECE
+            # The blocks up to the token's own fill the first places. The others are empty.
+            steps = tl.minimum(tl.cdiv(tokens, SELECT_LEN), PLACES) * PIECES
+            part_steps = tl.cdiv(steps, tl.maximum(shares - 1, 1))
+            first_step = tl.maximum(i_share - 1, 0) * part_steps
+            for step in range(first_step, tl.minimum(first_step + part_steps, steps)):
+                # A selection block never spans two pages.
+                first = tl.sum(tl.where(o_place == step // PIECES, b_index, 0)) * SELECT_LEN
+                page_row = _row_of_page(p_table, first, i_g, groups, PAGE_LEN) + first % PAGE_LEN
+                o_row = step % PIECES * PIECE + tl.arange(0, PIECE)  # [K]
+                m_key = (o_row < SELECT_LEN) & (o_row < tokens - first)
+                b_k = load_rows(p_k + page_row * D, D, o_row, m_key, D, D_PADDED)  # [K, D]
+                b_v = load_rows(p_v + page_row * E, E, o_row, m_key, E, E_PADDED)  # [K, E]
+                b_s = tl.dot(b_q, tl.trans(b_k), input_precision="ieee", out_dtype=ACC) * EXPONENT  # [h, K]
+                b_highest, b_total, b_o = _add_keys(b_s, b_v, m_key, b_highest, b_total, b_o, EXACT, ACC)
+        if is_last:
+            # The sum is never 0, because the token's own block is always selected.
+            b_y += b_o / b_total[:, None] * _load_gate(p_gate, m_head, ACC)
+        else:
+            _store_result(p_partial, p_highest, p_total, o_stat + (parts + i_share) * HEADS, m_head,
+                          b_highest, b_total, tl.where(i_share == 0, b_y, b_o), E, E_PADDED)  # fmt: skip
+            # All threads must have written their results before one of them counts the program as finished.
+            tl.debug_barrier()
+            is_last = tl.atomic_add(p_finished + i_rg, 1) == shares - 1
+            if is_last:
+                b_y = load_heads(p_partial, (o_stat + parts * HEADS) * E, m_head, E, E_PADDED)  # [h, E]
+                b_o = _combine_parts(p_partial, p_highest, p_total, o_stat, m_head, parts + 1, results,
+                                HEADS, HEADS_PADDED, E, E_PADDED, ACC, EXACT)  # fmt: skip
+                b_y += b_o * _load_gate(p_gate, m_head, ACC)
+    if is_last:
+        store_heads(p_y, (i_rg * HEADS + o_head) * E, m_head, b_y, E, E_PADDED)
 
 
 @triton.jit
@@ -299,6 +342,11 @@ def _row_of_page(p_table, row, i_g, groups, PAGE_LEN: tl.constexpr):
 
 
 @triton.jit
+def _load_gate(p_gate, m_head, ACC: tl.constexpr):
+    return tl.load(p_gate, mask=m_head, other=0.0).to(ACC)[:, None]  # [h, 1]
+
+
+@triton.jit
 def _add_keys(b_s, b_v, m_key, b_highest, b_total, b_o, EXACT: tl.constexpr, ACC: tl.constexpr):
     """Add a tile of keys to the running maximum, sum and output of each head."""
     b_s = tl.where(m_key[None, :], b_s, -_INFINITE)  # [h, K]
@@ -310,6 +358,16 @@ def _add_keys(b_s, b_v, m_key, b_highest, b_total, b_o, EXACT: tl.constexpr, ACC
     b_total = b_total * b_shrink + tl.sum(b_p, 1)
     b_o = tl.dot(b_p.to(b_v.dtype), b_v, b_o * b_shrink[:, None], input_precision="ieee", out_dtype=ACC)
     return b_higher, b_total, b_o
+
+
+@triton.jit
+def _store_result(
+    p_partial, p_highest, p_total, o_stat, m_head, b_highest, b_total, b_o, E: tl.constexpr, E_PADDED: tl.constexpr
+):  # fmt: skip
+    """Write a partial softmax: the running maximum, sum and output of each head."""
+    tl.store(p_highest + o_stat, b_highest, mask=m_head)
+    tl.store(p_total + o_stat, b_total, mask=m_head)
+    store_heads(p_partial, o_stat * E, m_head, b_o, E, E_PADDED)
 
 
 @triton.jit
@@ -338,13 +396,17 @@ def _combine_parts(
 
 @triton.jit
 def _select_best(
-    p_scores, p_highest, p_total, p_indices, o_stat, m_head, tokens, block_parts,
+    p_scores, p_highest, p_total, o_stat, m_head, tokens, block_parts,
     HEADS: tl.constexpr, HEADS_PADDED: tl.constexpr, ACC: tl.constexpr, EXACT: tl.constexpr,
     BLOCK_LEN: tl.constexpr, BLOCK_STRIDE: tl.constexpr, SELECT_LEN: tl.constexpr,
-    PLACES: tl.constexpr, LOG_PLACES: tl.constexpr, TAPS: tl.constexpr, LOG_CHUNK: tl.constexpr,
+    LOG_PLACES: tl.constexpr, TAPS: tl.constexpr, LOG_CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """Rank the blocks by importance, and write the indices of the n most important ones."""
+    """Return the indices [N] of the most important blocks, the most important first. Empty places are -1."""
     CHUNK: tl.constexpr = 1 << LOG_CHUNK
+    # The blocks of a chunk go to several lists, each as long as the number of blocks to keep if possible. Sorting many
+    # short lists at once takes fewer steps than sorting a long one.
+    LOG_LISTS: tl.constexpr = max(LOG_CHUNK - LOG_PLACES, 0)
+    LISTS: tl.constexpr = 1 << LOG_LISTS
     PLACES_PADDED: tl.constexpr = 1 << LOG_PLACES
     b_highest = tl.full([HEADS_PADDED], -_INFINITE, dtype=ACC)  # [h]
     b_total = tl.zeros([HEADS_PADDED], dtype=ACC)  # [h]
@@ -361,20 +423,20 @@ def _select_best(
 
     blocks = _block_count(tokens, BLOCK_LEN, BLOCK_STRIDE)
     o_head = tl.arange(0, HEADS_PADDED)
-    b_current = tl.full([1], 0, dtype=tl.int32) + (tokens - 1) // SELECT_LEN
-    b_best = tl.full([1, PLACES_PADDED], -1, dtype=tl.int64)  # ascending
+    b_current = tl.full([LISTS], 0, dtype=tl.int32) + (tokens - 1) // SELECT_LEN
+    b_best = tl.full([LISTS, PLACES_PADDED], -1, dtype=tl.int64)  # of each list, ascending
     for chunk in range(tl.cdiv(tokens, CHUNK * SELECT_LEN)):
         o_selected = chunk * CHUNK + tl.arange(0, CHUNK)  # [C]
-        b_importance = tl.zeros([1, CHUNK], dtype=ACC)
+        b_sum = tl.zeros([HEADS_PADDED, CHUNK], dtype=ACC)  # [h, C]
         for tap in range(TAPS):
             o_block = block_of_tap(o_selected, tap, BLOCK_LEN, BLOCK_STRIDE, SELECT_LEN)  # [C]
             m_block = (o_block >= 0) & (o_block < blocks)
-            o_score = o_block.to(tl.int64)[:, None] * HEADS_PADDED + o_head[None, :]  # [C, h]
-            b_s = tl.load(p_scores + o_score, mask=m_block[:, None] & m_head[None, :], other=-_INFINITE)
-            b_p = power(b_s - b_highest[None, :], EXACT) * b_share_of_one[None, :]  # [C, h]
-            weight = weight_of_tap(o_selected, o_block, tap, ACC, BLOCK_LEN, BLOCK_STRIDE, SELECT_LEN)
-            b_importance += tl.sum(b_p, 1)[None, :] * weight
-        b_best = with_chunk(b_best, b_importance, o_selected, b_current, 1, LOG_CHUNK, LOG_PLACES)
-    b_index = tl.where(b_best < 0, -1, (b_best & LAST_INDEX) ^ LAST_INDEX).to(tl.int32)  # [1, N]
-    o_place = PLACES_PADDED - 1 - tl.arange(0, PLACES_PADDED)  # [N]
-    tl.store(p_indices + o_place[None, :], b_index, mask=(o_place < PLACES)[None, :])
+            o_score = o_block.to(tl.int64)[None, :] * HEADS_PADDED + o_head[:, None]  # [h, C]
+            b_s = tl.load(p_scores + o_score, mask=m_head[:, None] & m_block[None, :], other=-_INFINITE)
+            b_p = power(b_s - b_highest[:, None], EXACT) * b_share_of_one[:, None]  # [h, C]
+            b_sum += b_p * weight_of_tap(o_selected, o_block, tap, ACC, BLOCK_LEN, BLOCK_STRIDE, SELECT_LEN)
+        b_importance = tl.reshape(sum_over_heads(b_sum, 1, HEADS_PADDED, CHUNK), [LISTS, CHUNK >> LOG_LISTS])
+        o_listed = tl.reshape(o_selected, [LISTS, CHUNK >> LOG_LISTS])
+        b_best = with_chunk(b_best, b_importance, o_listed, b_current, LISTS, LOG_CHUNK - LOG_LISTS, LOG_PLACES)
+    b_best = best_of(tl.reshape(b_best, [1, LISTS * PLACES_PADDED]), 1, LOG_LISTS + LOG_PLACES, LOG_PLACES)
+    return tl.reshape(tl.where(b_best < 0, -1, (b_best & LAST_INDEX) ^ LAST_INDEX).to(tl.int32), [PLACES_PADDED])

@@ -267,10 +267,10 @@ def ranked_blocks(
         b_p = power(b_s * EXPONENT - b_lse[:, None], EXACT)  # [R, C]
         b_sum += b_p * weight_of_tap(o_selected, o_block, tap, ACC, BLOCK_LEN, BLOCK_STRIDE, SELECT_LEN)
         if tap == TAPS - 1 + REACHES:
-            b_importance = _sum_over_heads(b_sum, QUERIES, HEADS_PADDED, CHUNK)  # [Q, C]
+            b_importance = sum_over_heads(b_sum, QUERIES, HEADS_PADDED, CHUNK)  # [Q, C]
             if REACHES:
                 b_importance, b_over = _add_shared_tap(b_importance, b_p, b_over, BLOCK_STRIDE, HEADS_PADDED)
-            b_best = with_chunk(b_best, b_importance, o_selected, b_current, QUERIES, LOG_CHUNK, LOG_PLACES)
+            b_best = with_chunk(b_best, b_importance, o_selected[None, :], b_current, QUERIES, LOG_CHUNK, LOG_PLACES)
             b_sum = tl.zeros([ROWS, CHUNK], dtype=ACC)
     skipped = tl.maximum(old_chunks - UNEVEN, 0)
     for step in range((chunks - skipped) * TAPS):
@@ -287,10 +287,10 @@ def ranked_blocks(
         b_p = tl.where(m_seen, power(b_s * EXPONENT - b_lse[:, None], EXACT), 0.0)  # [R, C]
         b_sum += b_p * weight_of_tap(o_selected, o_block, tap, ACC, BLOCK_LEN, BLOCK_STRIDE, SELECT_LEN)
         if tap == TAPS - 1 + REACHES:
-            b_importance = _sum_over_heads(b_sum, QUERIES, HEADS_PADDED, CHUNK)  # [Q, C]
+            b_importance = sum_over_heads(b_sum, QUERIES, HEADS_PADDED, CHUNK)  # [Q, C]
             if REACHES:
                 b_importance, b_over = _add_shared_tap(b_importance, b_p, b_over, BLOCK_STRIDE, HEADS_PADDED)
-            b_best = with_chunk(b_best, b_importance, o_selected, b_current, QUERIES, LOG_CHUNK, LOG_PLACES)
+            b_best = with_chunk(b_best, b_importance, o_selected[None, :], b_current, QUERIES, LOG_CHUNK, LOG_PLACES)
             b_sum = tl.zeros([ROWS, CHUNK], dtype=ACC)
 
     o_place = PLACES_PADDED - 1 - tl.arange(0, PLACES_PADDED)  # [N]
@@ -327,7 +327,7 @@ def weight_of_tap(
 
 
 @triton.jit
-def _sum_over_heads(b_share, QUERIES: tl.constexpr, HEADS_PADDED: tl.constexpr, CHUNK: tl.constexpr):
+def sum_over_heads(b_share, QUERIES: tl.constexpr, HEADS_PADDED: tl.constexpr, CHUNK: tl.constexpr):
     """Return the sum of `b_share` over the heads of each query, shape [Q, C]."""
     # After tl.sum, each thread that held a head has a copy of the result. A gather with identity indices distributes
     # the elements over the threads again, which halves the instructions of the kernel.
@@ -344,7 +344,7 @@ def _add_shared_tap(b_importance, b_p, b_over, BLOCK_STRIDE: tl.constexpr, HEADS
     QUERIES: tl.constexpr = b_importance.shape[0]
     CHUNK: tl.constexpr = b_importance.shape[1]
     o_selected = tl.arange(0, CHUNK)  # [C]
-    b_shared = _sum_over_heads(b_p, QUERIES, HEADS_PADDED, CHUNK) * BLOCK_STRIDE  # [Q, C]
+    b_shared = sum_over_heads(b_p, QUERIES, HEADS_PADDED, CHUNK) * BLOCK_STRIDE  # [Q, C]
     o_before = tl.broadcast_to(tl.maximum(o_selected - 1, 0)[None, :], [QUERIES, CHUNK])
     b_from_previous = tl.where((o_selected == 0)[None, :], b_over[:, None], tl.gather(b_shared, o_before, 1))
     b_over = tl.sum(tl.where((o_selected == CHUNK - 1)[None, :], b_shared, 0.0), 1)
@@ -353,25 +353,24 @@ def _add_shared_tap(b_importance, b_p, b_over, BLOCK_STRIDE: tl.constexpr, HEADS
 
 @triton.jit
 def with_chunk(
-    b_best, b_importance, o_selected, b_current,
+    b_best, b_importance, o_block, b_current,
     QUERIES: tl.constexpr, LOG_CHUNK: tl.constexpr, LOG_PLACES: tl.constexpr,
 ):  # fmt: skip
     """Merge a chunk of blocks into the best blocks so far, and return their ranks [Q, N] in ascending order."""
-    b_rank = _rank(b_importance.to(tl.float32), o_selected, b_current)
+    b_rank = _rank(b_importance.to(tl.float32), o_block, b_current)
     # In long sequences, most chunks contain no block that is better than the worst of the best so far.
     if tl.max((b_rank > tl.min(b_best, 1)[:, None]).to(tl.int32)) > 0:
         # The element-wise maximum of an ascending and a descending row has the N greatest ranks of both.
-        b_best = tl.maximum(b_best, _best_of(b_rank, QUERIES, LOG_CHUNK, LOG_PLACES))
+        b_best = tl.maximum(b_best, best_of(b_rank, QUERIES, LOG_CHUNK, LOG_PLACES))
         b_best = merge_runs(b_best, QUERIES, LOG_PLACES, LOG_PLACES, 1)
     return b_best
 
 
 @triton.jit
-def _rank(b_importance, o_selected, b_current):
+def _rank(b_importance, o_block, b_current):
     """Return an integer rank for each block and query, greater for more important blocks."""
     # The high bits contain the importance, the low bits the inverted index, so of equally important blocks the lower
     # index has the greater rank.
-    o_block = o_selected[None, :]  # [1, C]
     m_forced = (o_block == 0) | (o_block == b_current[:, None]) | (o_block == b_current[:, None] - 1)  # [Q, C]
     # Comparisons with NaN are false, so NaN counts as importance 0.
     b_finite = tl.where(b_importance > 0, tl.minimum(b_importance, LARGEST), 0.0)  # [Q, C]
@@ -382,7 +381,7 @@ def _rank(b_importance, o_selected, b_current):
 
 
 @triton.jit
-def _best_of(b_rank, QUERIES: tl.constexpr, LOG_CHUNK: tl.constexpr, LOG_PLACES: tl.constexpr):
+def best_of(b_rank, QUERIES: tl.constexpr, LOG_CHUNK: tl.constexpr, LOG_PLACES: tl.constexpr):
     """Return the N greatest ranks of a chunk, [Q, N], in descending order."""
     # Groups of N ranks are sorted, alternately descending and ascending. Then the element-wise maximum of two
     # neighbouring groups keeps the N greatest ranks of both, because each rank that is dropped has N greater ones. This
