@@ -58,7 +58,7 @@ SEQUENCES = (1, 32)
 _OTHER_LOOPS = 6
 _READS = {
     "sums": "the sums of a part",
-    "scores": f"the scores of {1 << cached.LOG_CHUNK} blocks",
+    "scores": f"the scores of {cached.CHUNK_SCORES // 16} blocks",
     "keys": "64 keys of a selected block",
     "results": "a partial result",
 }

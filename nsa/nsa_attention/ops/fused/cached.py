@@ -47,7 +47,8 @@ MIN_PROGRAMS = 256
 MIN_PART_ROWS = 128
 # Programs that share an output all select its blocks, so there should be no more of them than multiprocessors.
 MAX_SHARING_PROGRAMS = 128
-LOG_CHUNK = 7
+# Scores of a chunk of blocks, which a program holds in registers.
+CHUNK_SCORES = 2048
 _BLOCKS, _TOKENS, _WINDOW = (tl.constexpr(int(kind)) for kind in Kind)
 _INFINITE = tl.constexpr(float("inf"))
 
@@ -162,7 +163,7 @@ def _launch(
         PLACES=selection.select_count,
         LOG_PLACES=(selection.select_count - 1).bit_length(),
         TAPS=taps_per_block(selection),
-        LOG_CHUNK=LOG_CHUNK,
+        LOG_CHUNK=(CHUNK_SCORES // sizes["HEADS_PADDED"]).bit_length() - 1,
         PIECE=min(next_power_of_two(selection.select_len), 64),
         warps=tile.warps,
         stages=tile.stages,
@@ -207,8 +208,7 @@ def cached_parts(
     i_r = i_rg // groups
     i_g = i_rg % groups
     tokens = tl.load(p_lengths + i_r)
-    if i_part == 0:
-        tl.store(p_finished + i_rg, 0)
+    tl.store(p_finished + i_rg, 0, mask=i_part == 0)
     is_block = i_part < block_parts
     seen_from = tl.where(is_block, 0, tokens - SPAN)
     first = tl.where(is_block, i_part, i_part - block_parts) * rows + tl.maximum(seen_from, 0) // KEYS * KEYS
