@@ -75,8 +75,13 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--groups", type=int, default=4)
     parser.add_argument("--width", type=int, default=128)
     parser.add_argument("--tried", type=int, default=1, help="number of candidate tiles per kernel")
-    parser.add_argument("--docs", action="store_true", help=f"write the tables for sm_80 and sm_90 into {PAGE}")
+    parser.add_argument("--docs", action="store_true", help=f"only rebuild the tables in {PAGE}")
     options = parser.parse_args(arguments)
+    if options.docs:
+        shape = Shape(tokens=TOKENS[-1])
+        section = docs_section(list(kernel_rows(shape, [80, 90])), _layer_rows(shape), host_rows())
+        write_page(REPOSITORY / PAGE, {MARKS: section})
+        return 0
     shape = Shape(
         tokens=TOKENS[-1],
         heads=options.heads,
@@ -84,14 +89,9 @@ def main(arguments: list[str]) -> int:
         width=options.width,
         value_width=options.width,
     )
-    layers = [layer_row(replace(shape, tokens=tokens), sequences) for tokens in TOKENS for sequences in SEQUENCES]
-    if options.docs:
-        kernels = list(kernel_rows(shape, [80, 90], getattr(torch, options.dtype)))
-        write_page(REPOSITORY / PAGE, {MARKS: docs_section(kernels, layers, host_rows())})
-        return 0
     for row in kernel_rows(shape, options.arch, getattr(torch, options.dtype), options.tried):
         print(json.dumps(row), flush=True)
-    for row in layers:
+    for row in _layer_rows(shape):
         print(json.dumps(row))
     for name, row in host_rows().items():
         print(json.dumps({"host": name, **row}))
@@ -183,6 +183,10 @@ def _attention_config(shape: Shape) -> CachedAttentionConfig:
         scale=shape.width**-0.5,
     )
     return CachedAttentionConfig(selection=selection, window=shape.window, branches=ALL_BRANCHES)
+
+
+def _layer_rows(shape: Shape) -> list[dict[str, Any]]:
+    return [layer_row(replace(shape, tokens=tokens), sequences) for tokens in TOKENS for sequences in SEQUENCES]
 
 
 def layer_row(shape: Shape, sequences: int, size: int = 2) -> dict[str, Any]:
