@@ -195,7 +195,7 @@ def layer_row(shape: Shape, sequences: int, size: int = 2) -> dict[str, Any]:
     "unshared" is the same for one program per token and group.
     """
     row_bytes = sequences * shape.groups * (shape.width + shape.value_width) * size
-    parts, output = paged_launches(shape, sequences)
+    parts, output = launches = paged_launches(shape, sequences)
     with patch.object(cached, "MAX_SHARING_PROGRAMS", 0):
         _, unshared = paged_launches(shape, sequences)
     byte_counts = {
@@ -207,7 +207,7 @@ def layer_row(shape: Shape, sequences: int, size: int = 2) -> dict[str, Any]:
     return {
         "tokens": shape.tokens,
         "sequences": sequences,
-        "launches": 2,
+        "launches": len(launches),
         "programs": {parts.name: parts.programs, output.name: output.programs},
         "passes": {
             parts.name: {"keys": -(-parts.argument("rows") // parts.constants["KEYS"])},
@@ -319,7 +319,7 @@ def _layer_table(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
     buffers = ("scores, written", "scores, read", "partial results, written and read")
     lines = [cells(f"{name}, MB", "mb", name) for name in rows[0]["mb"] if name not in buffers]
     lines += [
-        cells("launches", "launches"),
+        cells("launches of attention", "launches"),
         cells("programs of `cached_parts`", "programs", "cached_parts"),
         cells("passes over 64 keys of a part", "passes", "cached_parts", "keys"),
         cells("prediction for these passes, microseconds", "predicted_us", "cached_parts"),
