@@ -190,9 +190,9 @@ def section(result: Mapping[str, Any]) -> str:
 
 def _origin(state: Mapping[str, Any], gpu: str) -> str:
     return (
-        f"The kernels are those of commit `{state['commit'][:12]}`, compiled by triton {state['triton']} for "
-        f"{architecture(gpu)} with the first tile of their list. The times are in milliseconds, for {SHOWN_TOKENS} "
-        "tokens and randomly selected blocks."
+        f"The kernels are from commit `{state['commit'][:12]}`, compiled by triton {state['triton']} for "
+        f"{architecture(gpu)} with the first candidate tile of each kernel. The times are in milliseconds, for "
+        f"{SHOWN_TOKENS} tokens and randomly selected blocks."
     )
 
 

@@ -149,7 +149,7 @@ class NSAttention(nn.Module):
     def from_config(
         cls, config: LayerConfig, implementation: Implementation = Implementation.AUTO, *, deterministic: bool = True
     ) -> NSAttention:
-        """Return a layer of a model, which may have fewer than three branches.
+        """Return the layer that `config` describes. It may have fewer than three branches.
 
         Raises MissingImplementationError if no branch of the layer would use `implementation`.
         """
@@ -242,7 +242,7 @@ class NSAttention(nn.Module):
         return part
 
     def project(self, x: Tensor) -> tuple[Tensor, dict[Branch, Projected]]:
-        """Return the projected queries [B, H, T, D], and each branch's keys and values, all without positions."""
+        """Return the projected queries [B, H, T, D], and each branch's keys and values, before rotary embeddings."""
         parts = {branch: self.branch(branch) for branch in ALL_BRANCHES if branch in self.config.branches}
         (query_product,), *products = project_together(
             x, [[self.q_proj], *([part.k_proj, part.v_proj] for part in parts.values())]
@@ -273,7 +273,7 @@ class NSAttention(nn.Module):
         sliding_sources: Sequence[Tensor],
         context: TokenContext,
     ) -> Tensor | None:
-        """Return the output of the layer, computed with one operator for all branches, or None if there is none."""
+        """Return the output of the layer, computed by one operator for all branches, or None if no operator can."""
         if len(pairs) < len(ALL_BRANCHES) or not x.numel() or self._has_observed_branches():
             return None
         operator = combined_operator(self.implementation, q_BHTD, *pairs.values())

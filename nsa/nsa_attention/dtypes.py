@@ -31,7 +31,7 @@ class ExpectedDtypes:
 
 
 def expected_dtypes(compute: torch.dtype, *, autocast: bool) -> ExpectedDtypes:
-    """Return the dtypes expected in a run with the compute dtype `compute`. Weights are at least float32."""
+    """Return the dtypes expected of weights, gradients and activations in a run that computes in `compute`."""
     weights = torch.float64 if compute is torch.float64 else torch.float32
     return ExpectedDtypes(weights=weights, compute=compute, autocast=autocast)
 

@@ -55,7 +55,7 @@ class Step:
 
     @property
     def longest(self) -> int:
-        """Return the length in tokens of the longest of these sequences, including the new tokens."""
+        """Return the length of the longest sequence of this step in tokens, including the new tokens."""
         return max(self.firsts) + self.count
 
     @property
@@ -213,7 +213,7 @@ class KVCache:
             raise ValueError("cache: it belongs to another layer; create one cache for each layer")
 
     def select(self, numbers: Sequence[int]) -> KVCache:
-        """Return a view of the cache, in which the batch consists of these sequences.
+        """Return a view of the cache that contains only the sequences with these numbers.
 
         Raises ValueError for numbers of no sequence, and if one occurs twice or there is none.
         """

@@ -55,7 +55,7 @@ class BadShards(StrEnum):
 
 
 class Phase(StrEnum):
-    """The part of each training step that a run executes."""
+    """How much of each training step a run executes: only its data, or up to one of its passes, or all of it."""
 
     STEP = "step"
     DATA = "data"

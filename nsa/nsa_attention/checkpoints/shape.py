@@ -24,7 +24,7 @@ _IGNORED = (
 
 
 def dimensions(config: NSAConfig) -> dict[str, str]:
-    """Return the dimensions that determine the names and shapes of a model's weights, as text."""
+    """Return, as strings, the dimensions that determine the names and shapes of a model's weights."""
     fields = {key: value for key, value in asdict(config).items() if key not in _IGNORED}
     fields["phi"] = fields.pop("compression")
     return {key: "+".join(value) if isinstance(value, tuple) else str(value) for key, value in fields.items()}

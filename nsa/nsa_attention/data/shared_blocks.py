@@ -138,7 +138,7 @@ class SharedBlocks:
         return f"\0nsa-data-{self._name}-{rank}".encode()
 
     def start(self) -> Session:
-        """Return a new session, for reading the stream of blocks from a new position."""
+        """Return a new session. The stream calls this whenever it starts to read from a position."""
         self._starts += 1
         return Session(self, self._starts)
 

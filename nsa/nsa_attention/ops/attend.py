@@ -217,7 +217,7 @@ PATTERNS: dict[str, Callable[..., Pattern]] = {
 
 @lru_cache(maxsize=64)
 def _window_bias(window: int, before: int, queries: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return a tile's mask bias for a sliding window. `before` is the number of keys before the tile's first query."""
+    """Return the additive mask of one tile for a sliding window. `before` keys come before the first query."""
     # All tiles of a sequence have the same bias, except the first and the last tiles.
     with torch.inference_mode(mode=False):  # the cached tensor must also be usable outside of inference mode
         query_C1 = torch.arange(before, before + queries, device=device)[:, None]

@@ -208,7 +208,7 @@ def selected_blocks(probs_NShC: Tensor, positions_XC: Tensor, longest: int, sele
 
 
 def tokens_of_blocks(indices_NCn: Tensor, positions_XC: Tensor, select_len: int) -> tuple[Tensor, Tensor]:
-    """Return the tokens of the selected blocks and a mask of the visible tokens, each of shape [N, C, n*l']."""
+    """Return the positions of the tokens in the selected blocks, and which of them are visible, both [N, C, n*l']."""
     inside = torch.arange(select_len, device=indices_NCn.device)
     tokens_NCs = (indices_NCn.unsqueeze(-1) * select_len + inside).flatten(2)
     visible_NCs = (indices_NCn != EMPTY).repeat_interleave(select_len, -1) & (tokens_NCs <= positions_XC[:, :, None])

@@ -30,7 +30,7 @@ _AUTOCAST_DEVICES = tuple(filter(torch.amp.is_autocast_available, ("cpu", "cuda"
 
 
 class Origin(NamedTuple):
-    """The computation of a tensor: `function(*sources)` returns `tensor`, except for rounding."""
+    """The computation of a tensor: `function(*sources)` equals `tensor` up to rounding."""
 
     tensor: Tensor
     version: int  # of the tensor; in-place changes increase it

@@ -24,7 +24,7 @@ ROTARY_BASE = 10000.0
 
 
 def rotary_frequencies(width: int, base: float = ROTARY_BASE, device: torch.device | None = None) -> Tensor:
-    """Return the rotary angle per token for each pair of dimensions, in radians, float32, shape [D/2]."""
+    """Return the rotary angle per position for each pair of dimensions, in radians, as a float32 tensor [D/2]."""
     exponents = -torch.arange(0, width, 2, dtype=torch.float64, device=device) / width
     return torch.as_tensor(base**exponents, dtype=torch.float32)
 

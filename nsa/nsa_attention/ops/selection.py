@@ -247,10 +247,10 @@ def best_blocks_from_probabilities(
 def overlap_weights(
     blocks: int, compressed_blocks: int, selection: Selection, dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """Return the compressed blocks that overlap each selection block, and their weights, both of shape [b, K].
+    """Return the compressed blocks that overlap each selection block, and their weights, both [b, K].
 
-    The weight is the number of shared tokens divided by d, for example 1 2 2 2 1 for l=32, d=16, l'=64 (paper, eq. 9).
-    Entries for compressed blocks that do not exist have weight 0. K does not depend on the sequence length.
+    K = (l' + l) // d + 1 is a bound on their number. The weight is the number of shared tokens divided by d, for
+    example 1 2 2 2 1 for l=32, d=16, l'=64 (paper, eq. 9). Other compressed blocks have weight 0.
     """
     length, stride, size = selection.block_len, selection.block_stride, selection.select_len
     starts = torch.arange(blocks, device=device)[:, None] * size

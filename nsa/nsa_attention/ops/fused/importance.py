@@ -109,9 +109,7 @@ def taps_per_block(selection: Selection) -> int:
 
 
 def shares_last_tap(selection: Selection) -> bool:
-    """Return whether the last compressed block that overlaps a selection block is also the first that overlaps the
-    next.
-    """
+    """Return whether a compressed block overlaps two neighbouring selection blocks, as the last and the first one."""
     length, stride = selection.block_len, selection.block_stride
     return length == 2 * stride and selection.select_len % stride == 0
 

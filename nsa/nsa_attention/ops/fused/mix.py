@@ -25,10 +25,10 @@ WARPS = 4
 
 
 def weighted_sum(outputs: Sequence[Tensor], gates_cBHT: Tensor) -> Tensor:
-    """Return the sum of the outputs of three branches, weighted by their gates, shape [B, T, H, E]. Not differentiable.
+    """Return the sum of the outputs of three branches, weighted by their gates, shape [B, T, H, E].
 
-    Sums are accumulated in float32 (float64 for float64 tensors) and rounded once. Gates may have a different dtype, as
-    under autocast.
+    This function is not differentiable. Sums are accumulated in float32 (float64 for float64 tensors) and rounded once.
+    Gates may have a different dtype, as under autocast.
     """
     result = empty_sum(outputs)
     batch, tokens, heads, width = result.shape

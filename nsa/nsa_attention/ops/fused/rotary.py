@@ -132,7 +132,7 @@ def _rotate_tile(
     i_tile, p_x, s_xb, s_xh, s_xt, p_y, s_yb, s_yh, s_yt, p_c, batch, tokens, sines, sequence, token, sign,
     HEADS: tl.constexpr, D: tl.constexpr, PAIRS_PADDED: tl.constexpr, ACC: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Rotate tile `i_tile` of a tensor if the tensor has this tile. Return the number of the tile in the next tensor.
+    """Rotate tile `i_tile` if it is in this tensor. Return its number, counted from the first tile of the next tensor.
 
     In the table `p_c`, the sines are `sines` rows after the cosines. `sequence` and `token` are the distances of a
     sequence and of a token from the next, in rows.

@@ -181,7 +181,7 @@ def _spanned_attention_op(
 
 
 def spanned_output(q_BHTD: Tensor, k_BGSD: Tensor, v_BGSE: Tensor, spans: Spans, scale: float) -> tuple[Tensor, Tensor]:
-    """Return the output and log-sum-exp of attention to spans of keys. Not differentiable."""
+    """Return the output and log-sum-exp of attention to spans of keys. This function is not differentiable."""
     o_BHTE, lse_BHT = empty_outputs(q_BHTD, v_BGSE)
     sizes = kernel_constants(q_BHTD, k_BGSD, v_BGSE, scale)
     del sizes["SCALE"]

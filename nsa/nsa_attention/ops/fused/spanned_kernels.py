@@ -86,7 +86,7 @@ def load_key_rows(
     p_rows, s_row, start, last,
     MASKED: tl.constexpr, KEYS: tl.constexpr, WIDTH: tl.constexpr, WIDTH_PADDED: tl.constexpr,
 ):  # fmt: skip
-    """Load the rows [start, start + KEYS) through pointers. If MASKED, rows from `last` on are 0."""
+    """Load the rows [start, start + KEYS) through pointers. If MASKED, row `last` and all later rows are 0."""
     o_row, o_column = tl.arange(0, KEYS), tl.arange(0, WIDTH_PADDED)
     p_tile = p_rows + start.to(tl.int64) * s_row + (o_row.to(tl.int64) * s_row)[:, None] + o_column[None, :]
     if MASKED:
@@ -137,7 +137,7 @@ def add_queries(
     HEADS: tl.constexpr, HEADS_PADDED: tl.constexpr, D: tl.constexpr, D_PADDED: tl.constexpr,
     ROWS: tl.constexpr, DESCRIBED: tl.constexpr,
 ):  # fmt: skip
-    """Add a tile to the dense tensor `p_dq` [B, T, H, D] with atomics, from query `start` on, for a group of heads."""
+    """Add the tile `b_dq` of a group of heads, which begins at query `start`, to `p_dq` [B, T, H, D] with atomics."""
     if DESCRIBED:
         b_tile = tl.reshape(b_dq, [1, ROWS // HEADS, HEADS, D_PADDED])
         p_dq.atomic_add([i_b, start, i_g * HEADS, 0], b_tile)
