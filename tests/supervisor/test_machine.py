@@ -92,10 +92,11 @@ def test_the_versions_of_cuda_driver_nccl_and_cudnn_are_read_without_torch(
     (site / "torch").mkdir(parents=True)
     (site / "torch" / "__init__.py").write_text("raise SystemExit('imported')")
     (site / "torch" / "version.py").write_text(f"__version__ = '2.13.0+cu129'\n{line}\n")
-    for name, version in (("nccl", "2.27.5"), ("cudnn", "9.10.2.21")):
-        (site / f"nvidia_{name}_cu12-{version}.dist-info").mkdir()
-        metadata = f"Metadata-Version: 2.1\nName: nvidia-{name}-cu12\nVersion: {version}\n"
-        (site / f"nvidia_{name}_cu12-{version}.dist-info" / "METADATA").write_text(metadata)
+    wheels = (("nccl", "cu12", "2.27.5"), ("cudnn", "cu12", "9.10.2.21"), ("nccl", "cu13", "2.28.9"))
+    for name, cuda, version in wheels:  # those of another CUDA than torch's may be installed too
+        (site / f"nvidia_{name}_{cuda}-{version}.dist-info").mkdir()
+        metadata = f"Metadata-Version: 2.1\nName: nvidia-{name}-{cuda}\nVersion: {version}\n"
+        (site / f"nvidia_{name}_{cuda}-{version}.dist-info" / "METADATA").write_text(metadata)
     versions = {"cuda": "12.9", "driver": "580.65.06", "nccl": "2.27.5", "cudnn": "9.10.2.21"}
     assert cuda_of(site, nvidia_smi) == (versions, False)
 

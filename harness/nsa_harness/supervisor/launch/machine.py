@@ -111,11 +111,13 @@ _TORCH_CUDA = re.compile(r"^cuda(?:: [^=]+)? = '([^']+)'", re.MULTILINE)
 @cache
 def _cuda() -> dict[str, str | None]:
     """Return the installed versions of CUDA, the driver, NCCL and cuDNN, without importing torch."""
+    cuda = _torch_cuda()
+    wheels = sorted(_CUDA_WHEELS, key=lambda wheel: wheel != f"cu{(cuda or '').partition('.')[0]}")  # torch's own first
     return {
-        "cuda": _torch_cuda(),
+        "cuda": cuda,
         "driver": next(iter((_command_output(*_DRIVER) or "").splitlines()), None) or None,
-        "nccl": next(filter(None, (package_version(f"nvidia-nccl-{wheel}") for wheel in _CUDA_WHEELS)), None),
-        "cudnn": next(filter(None, (package_version(f"nvidia-cudnn-{wheel}") for wheel in _CUDA_WHEELS)), None),
+        "nccl": next(filter(None, (package_version(f"nvidia-nccl-{wheel}") for wheel in wheels)), None),
+        "cudnn": next(filter(None, (package_version(f"nvidia-cudnn-{wheel}") for wheel in wheels)), None),
     }
 
 
