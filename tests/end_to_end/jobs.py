@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 
 from nsa_harness import protocol
+from nsa_harness.supervisor.capture import procfs
 
 from .conftest import COMMAND, PROGRAMS, Workspace
 
@@ -50,6 +51,11 @@ class Reader:
             ready, _, _ = select.select([self._descriptor], [], [], PATIENCE_S)
             assert ready, f"never said: {word}"
             self.text += os.read(self._descriptor, 1024).decode()
+
+
+def stands(process: psutil.Process) -> bool:
+    """Whether the main thread has not run for 3 s. Under torch 2.11, gloo has a thread without a name that polls."""
+    return (procfs.idle_s(process.pid, process.pid) or 0.0) > 3.0
 
 
 def until(condition: Callable[[], bool], what: str, limit_s: float = PATIENCE_S) -> None:

@@ -19,7 +19,7 @@ import pytest
 from nsa_harness.supervisor.capture import procfs
 
 from .conftest import PROGRAMS, Workspace
-from .jobs import GATE, TORCHRUN, gate, nsa_harness, opened, running, said, until
+from .jobs import GATE, TORCHRUN, gate, nsa_harness, opened, running, said, stands, until
 
 QUICK = ("limits.stall_s=3", "limits.open_wait_s=4")
 KEPT = ("State", "TracerPid", "SigPnd", "ShdPnd", "SigBlk", "SigIgn", "SigCgt", "Threads")
@@ -86,7 +86,6 @@ def test_stacks_alone_name_the_line_that_a_run_with_marks_names(
 ) -> None:
     """A run has more evidence than a look from outside, so it never names a worse line."""
     with running([*TORCHRUN, *program], workspace) as job:
-        stands = lambda one: procfs.program_idle_s(one.pid) > 3.0  # noqa: E731
         until(lambda: len(ranks_of(job)) == 2 and all(map(stands, ranks_of(job))), "both ranks stand")
         ran = workspace.harness("attach", str(job.pid), "limits.stall_s=3", "--json", "--out", "looked")
     watched = workspace.outcome_of_script(Path(program[0]), 2, program[1])
@@ -110,7 +109,6 @@ HANDLE = (str(PROGRAMS / "handles.py"),)
 def test_a_wait_for_a_handle_is_no_lock_and_waits_for_the_other_ranks(workspace: Workspace) -> None:
     """In C++, and without a probe: the native frames alone show what it is."""
     with running([*TORCHRUN, *HANDLE], workspace) as job:
-        stands = lambda one: procfs.program_idle_s(one.pid) > 3.0  # noqa: E731
         until(lambda: len(ranks_of(job)) == 2 and all(map(stands, ranks_of(job))), "both ranks stand")
         ran = workspace.harness("attach", str(job.pid), "limits.stall_s=3")
 
@@ -209,7 +207,7 @@ CONTAINERS = shutil.which("unshare") and subprocess.run([*UNSHARE, "true"], chec
 
 
 def stand(job: subprocess.Popen[bytes], count: int) -> Callable[[], bool]:
-    return lambda: len(ranks_of(job)) == count and all(procfs.program_idle_s(one.pid) > 3.0 for one in ranks_of(job))
+    return lambda: len(ranks_of(job)) == count and all(map(stands, ranks_of(job)))
 
 
 @pytest.mark.slow
