@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from importlib.metadata import packages_distributions, version
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,12 @@ def first_choice(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any
     return compiled(tmp_path_factory.mktemp("cache"), "at_once", 90, "bfloat16", 64, 4, 128, 128, 1, tokens)
 
 
+# The expected products and lengths of loops are those of the machine code that the record was made with.
+TRITON = version(packages_distributions()["triton"][0])  # of a nightly build, the package has another name
+OF_THE_RECORD = pytest.mark.skipif(not TRITON.startswith("3.7."), reason=f"recorded with triton 3.7, not {TRITON}")
+
+
+@OF_THE_RECORD
 def test_the_first_choice_of_tiles_compiles_for_an_h200_and_fills_tensor_cores_without_spilling(
     first_choice: list[dict[str, Any]],
 ) -> None:
@@ -150,6 +157,7 @@ def assert_fills_tensor_cores(lines: list[dict[str, Any]]) -> None:
         assert set(line["narrow_products"]) <= set(NARROW.get(line["kernel"], [])), line
 
 
+@OF_THE_RECORD
 def test_no_loop_is_a_tenth_longer_than_recorded(first_choice: list[dict[str, Any]]) -> None:
     """A loop that grew for a reason: `benchmarks/kernel_model.py --label NAME --json` records it, and its time."""
     recorded = json.loads(RECORD.read_text(encoding="utf-8"))["states"][-1]["kernels"]
