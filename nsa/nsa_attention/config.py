@@ -128,19 +128,22 @@ def config_mistakes(config: NSAConfig) -> list[str]:
     return mistakes
 
 
+def type_mistakes(numbers: Mapping[str, object]) -> list[str]:
+    """Return one message for each argument that is not an integer. `numbers` maps names of arguments to values."""
+    return [
+        f"{name}: expected an integer, got {value!r}" for name, value in numbers.items() if not isinstance(value, int)
+    ]
+
+
 def layer_mistakes(config: LayerConfig, names: Mapping[str, str] = MappingProxyType({})) -> list[str]:
     """Return one message per invalid field of a layer or model configuration.
 
     `names` maps fields to the names that the messages use for them; other fields keep their own names.
     """
     name = {field.name: names.get(field.name, field.name) for field in fields(config)}
-    integers = {field.name: getattr(config, field.name) for field in fields(config) if field.type == "int"}
-    if mistakes := [
-        f"{name[field]}: expected an integer, got {value!r}"
-        for field, value in integers.items()
-        if not isinstance(value, int)
-    ]:
-        return mistakes
+    integers = {name[field.name]: getattr(config, field.name) for field in fields(config) if field.type == "int"}
+    if mistakes := type_mistakes(integers):
+        return mistakes  # other checks compare these numbers
     mistakes = [
         f"{name[field]}: expected at least 1, got {getattr(config, field)}"
         for field in _AT_LEAST_ONE

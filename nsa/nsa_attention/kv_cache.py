@@ -60,7 +60,7 @@ class Step:
 
     @property
     def is_prompt(self) -> bool:
-        """Whether there is more than one new token and all sequences start with them."""
+        """Return whether there is more than one new token and all sequences start with them."""
         return self.count > 1 and not any(self.firsts)
 
     @cached_property
@@ -189,7 +189,7 @@ class KVCache:
         # Keys [pages, G, r, D] and values [pages, G, r, E]. Without a page table, a sequence has one page per kind, and
         # row i is row i % r of it. All kinds of a paged cache have the same pages.
         self.rows: dict[Kind, tuple[Tensor, Tensor]] = {}
-        self._users: list[weakref.ref[nn.Module]] = []  # the layer that has used the cache
+        self._owner: list[weakref.ref[nn.Module]] = []  # the layer, once it has used the cache or a view of it
         self.recent: list[Tensor] = []  # the last l - 1 uncompressed keys and values, [S, l - 1, G, W], oldest first
 
     @property
@@ -203,14 +203,14 @@ class KVCache:
         return 0 if self.sequences.pages is None else self.sequences.pages.free
 
     def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | {"_users": []}  # a copy or a pickle of the cache is for a copy of its layer
+        return vars(self) | {"_owner": []}  # a copy or a pickle of the cache is for a copy of its layer
 
-    def reserve_for(self, layer: nn.Module) -> None:
-        """Raise ValueError if the cache belongs to another layer. Otherwise it belongs to `layer` from now on."""
-        if not self._users:
-            self._users.append(weakref.ref(layer))
-        if self._users[0]() is not layer:
-            raise ValueError("cache: it belongs to another layer; create one cache for each layer")
+    def bind_to(self, layer: nn.Module) -> None:
+        """Make `layer` the only layer that may use the cache. Raise ValueError if another layer has used it."""
+        if not self._owner:
+            self._owner.append(weakref.ref(layer))
+        if self._owner[0]() is not layer:
+            raise ValueError("cache: it belongs to another layer; create one for each layer with its new_cache")
 
     def select(self, numbers: Sequence[int]) -> KVCache:
         """Return a view of the cache that contains only the sequences with these numbers.
@@ -224,7 +224,7 @@ class KVCache:
                 f"got {', '.join(map(str, unknown or numbers)) or 'none'}"
             )
         view = copy.copy(self)
-        view.numbers, view._users = tuple(numbers), self._users
+        view.numbers, view._owner = tuple(numbers), self._owner
         return view
 
     def end(self, sequence: int) -> None:
@@ -364,6 +364,7 @@ def attend_with_cache(layer: Layer, x_BCM: Tensor, cache: KVCache) -> Tensor:
     count, frequencies = x_BCM.shape[1], cache.frequencies
     if not count:
         return x_BCM
+    cache.bind_to(layer)
     if frequencies is None:
         dtype = torch.promote_types(x_BCM.dtype, torch.float32)
         frequencies = rotary_frequencies(layer.config.d_k, layer.config.rope_base, x_BCM.device).to(dtype)
@@ -385,7 +386,6 @@ def _check(layer: Layer, x_BCM: Tensor, cache: KVCache) -> None:
     shape, shape_of_cache = ((_geometry(c), c.groups, c.d_k, c.d_v) for c in (layer.config, cache.config))
     if shape != shape_of_cache:
         raise ValueError("cache: it is of a layer with another shape; create it with this layer's new_cache")
-    cache.reserve_for(layer)
     if x_BCM.shape[0] != len(cache.numbers):
         raise ValueError(
             f"x: {x_BCM.shape[0]} sequences, but the cache has {len(cache.numbers)}; "

@@ -55,7 +55,7 @@ class GateRow:
 
     @property
     def collapsed(self) -> bool:
-        """Whether the gate is closed for almost every token, so that its branch has no effect."""
+        """Return whether the gate is closed for almost every token, so that its branch has no effect."""
         return self.mean <= SHUT and self.saturated_share >= COLLAPSED_SHARE
 
 

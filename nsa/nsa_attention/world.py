@@ -40,7 +40,7 @@ class World:
 
     @property
     def is_first(self) -> bool:
-        """Whether this is rank 0."""
+        """Return whether this is rank 0."""
         return self.rank == 0
 
     def average_over_ranks(self, value: Tensor, expected_equal: int | None = None) -> Tensor:

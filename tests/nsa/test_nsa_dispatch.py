@@ -357,4 +357,4 @@ def test_without_numpy_there_are_kernels_and_training_names_what_to_install() ->
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", WITHOUT_NUMPY], env=environment, capture_output=True, text=True
     )
-    assert done.stdout == "training needs NumPy: pip install 'nsa-attention[train]'\n", done.stderr
+    assert done.stdout == "training needs NumPy: pip install numpy\n", done.stderr

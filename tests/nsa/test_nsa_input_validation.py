@@ -291,7 +291,7 @@ def test_the_output_is_of_the_dtype_of_the_branches_whatever_that_of_the_gates(
 
 
 def test_lengths_of_another_type_are_mistakes() -> None:
-    assert refused(inputs(), window=32.0, block_count="4", compress_size=4.5) == (
+    assert refused(inputs(), window=32.0, block_count="4", compress_size=4.5, scale=float("inf")) == (
         "compress_size: expected an integer, got 4.5; window: expected an integer, got 32.0; "
-        "block_count: expected an integer, got '4'"
+        "block_count: expected an integer, got '4'; scale: expected a finite number, got inf"
     )

@@ -248,8 +248,12 @@ def test_a_cache_belongs_to_the_first_layer_that_uses_it(tiny: NSAConfig) -> Non
     first, second = (NSAttention.from_config(tiny).eval().requires_grad_(False) for _ in range(2))
     cache, x = first.new_cache(2), torch.randn(2, 5, tiny.dim)
     view = cache.select([0, 1])
+    with pytest.raises(ValueError, match="1 sequences, but the cache has 2"):
+        second(x[:1], cache=cache)  # a call that fails does not bind it
     expected = first(x, cache=cache)
-    with pytest.raises(ValueError, match="cache: it belongs to another layer; create one cache for each layer"):
+    with pytest.raises(
+        ValueError, match="cache: it belongs to another layer; create one for each layer with its new_cache"
+    ):
         second(x, cache=view)
     assert cache.lengths == [5, 5]
     loaded = pickle.loads(pickle.dumps(cache))

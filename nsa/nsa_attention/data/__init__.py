@@ -3,7 +3,7 @@
 try:
     import numpy as _  # noqa: F401
 except ImportError as error:
-    raise ImportError("training needs NumPy: pip install 'nsa-attention[train]'") from error
+    raise ImportError("training needs NumPy: pip install numpy") from error
 
 from .loader import IGNORED, Batch, Batches
 from .source_shards import shipped_text

@@ -123,7 +123,8 @@ def implementation_for_selected(
     tokens = q_BHTD.shape[2] if longest is None else longest
     until_tokens = minimum_tokens(select_count, select_len)
     if torch.compiler.is_compiling():  # a reason that contains the length would compile each length anew
-        return (backend if tokens < until_tokens else _BLOCKWISE), used
+        is_long = tokens >= until_tokens
+        return (_BLOCKWISE, UsedImplementation("blockwise", used.reason)) if is_long else (backend, used)
     if reason := reason_blockwise_is_slower(tokens, select_count, select_len):
         return backend, UsedImplementation(used.name, f"{used.reason}: {reason}", until_tokens)
     return _BLOCKWISE, UsedImplementation("blockwise", f"{used.reason}: {tokens} tokens")

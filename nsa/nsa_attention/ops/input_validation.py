@@ -15,7 +15,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from ..config import FORCED_BLOCKS, Implementation
+from ..config import FORCED_BLOCKS, Implementation, type_mistakes
 from . import NAMESPACE
 from .packed import compressed_starts
 from .table_cache import cached_table
@@ -94,10 +94,23 @@ def _is_readable_on_host(starts: Tensor) -> bool:
 
 
 def _number_problems(lengths: Lengths, scale: float | None, implementation: str) -> list[str]:
-    problems = _length_problems(lengths)
-    others = {"window": lengths.window, "block_size": lengths.block_size, "block_count": lengths.block_count}
-    if wrong_types := type_problems(others):
-        return problems + wrong_types
+    problems = [*_length_problems(lengths), *_selection_problems(lengths)]
+    if scale is not None and not math.isfinite(scale):
+        problems.append(f"scale: expected a finite number, got {scale}")
+    if implementation not in _IMPLEMENTATIONS:
+        problems.append(f"implementation: expected {', '.join(_IMPLEMENTATIONS)}, got {implementation!r}")
+    return problems
+
+
+def _length_problems(lengths: Lengths) -> list[str]:
+    return compression_problems(lengths.compress_size, lengths.compress_stride)
+
+
+def _selection_problems(lengths: Lengths) -> list[str]:
+    sizes = {"window": lengths.window, "block_size": lengths.block_size, "block_count": lengths.block_count}
+    if wrong_types := type_mistakes(sizes):
+        return wrong_types
+    problems = []
     if lengths.window < 1:
         problems.append(f"window: expected at least 1, got {lengths.window}")
     if lengths.block_size < 1:
@@ -107,28 +120,13 @@ def _number_problems(lengths: Lengths, scale: float | None, implementation: str)
             f"block_count: expected at least {FORCED_BLOCKS} (block 0, the current and the previous one are always "
             f"chosen), got {lengths.block_count}"
         )
-    if scale is not None and not math.isfinite(scale):
-        problems.append(f"scale: expected a finite number, got {scale}")
-    if implementation not in _IMPLEMENTATIONS:
-        problems.append(f"implementation: expected {', '.join(_IMPLEMENTATIONS)}, got {implementation!r}")
     return problems
-
-
-def type_problems(numbers: Mapping[str, object]) -> list[str]:
-    """Return one message for each argument that is not an integer."""
-    return [
-        f"{name}: expected an integer, got {value!r}" for name, value in numbers.items() if not isinstance(value, int)
-    ]
-
-
-def _length_problems(lengths: Lengths) -> list[str]:
-    return compression_problems(lengths.compress_size, lengths.compress_stride)
 
 
 def compression_problems(compress_size: int, compress_stride: int) -> list[str]:
     """Return one message per error in the length and the stride of compressed blocks."""
     sizes = {"compress_size": compress_size, "compress_stride": compress_stride}
-    if wrong_types := type_problems(sizes):
+    if wrong_types := type_mistakes(sizes):
         return wrong_types
     problems = [f"{name}: expected at least 1, got {size}" for name, size in sizes.items() if size < 1]
     if compress_stride > compress_size:
